@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import secrets
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import structlog
 
 from services.agent.attached.replicas import serve_replicas
 from services.agent.backends.base import EngineBackend
-from services.agent.backends.registry import BACKENDS, REMOTE, create_backend
+from services.agent.backends.registry import BACKENDS, REMOTE, MakeEngine, create_backend
 from services.agent.control import HANDLERS, Context
 from services.agent.metrics import AgentMetrics
 from services.agent.outbox import Outbox
@@ -73,23 +74,34 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
     Each server behind the address of the backend `remote` is an instance.
     """
     check(ports.settings)
-    if ports.settings.engine.backend == REMOTE:
-        await serve_replicas(ports, stop, serve_instance)
-    else:
+    if ports.settings.engine.backend != REMOTE:
         await serve_instance(ports, stop)
+        return
+    # Imported only where it is used, as backends are.
+    from services.agent.attached.engines import attached_engines  # noqa: PLC0415
+
+    async with attached_engines(ports.settings) as make_engine:
+        await serve_replicas(ports, stop, partial(serve_instance, make_engine=make_engine))
 
 
-async def serve_instance(ports: Ports[Settings], stop: asyncio.Event) -> None:
+async def serve_instance(
+    ports: Ports[Settings], stop: asyncio.Event, make_engine: MakeEngine = create_backend
+) -> None:
     """
     Serve one instance until *stop*, then drain.
 
     The engine starts before the agent connects to the broker, so that starting it cannot block
     heartbeats.
+
+    Args:
+        ports: Settings, clock and health of the instance.
+        stop: Ends the instance.
+        make_engine: Creates its engine.
     """
     settings = ports.settings
     registry = ModelRegistry.load(Path(settings.registry))
     models = ServableModels(servable_entries(settings, registry))
-    engine = create_backend(
+    engine = make_engine(
         settings.engine.backend, models.entries.values(), settings.engine, ports.clock
     )
     async with AsyncExitStack() as stack:

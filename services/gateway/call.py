@@ -23,7 +23,7 @@ class Call:
     call_id: str
     """Id of the call; the ids of the call's requests begin with this id."""
     model: str
-    """Model name that the client sent; of a split, the name of the target."""
+    """Model name that the client sent; of a split, the name of the target or fallback."""
     tenant: TenantId
     arrived_at: UnixTime
     slo: Slo

@@ -114,9 +114,18 @@ class Door:
             body = call_body(fields)
             _refuse_headers(headers)
             ref = gateway.registry.resolve(body.model, call_id)
+            call = self._call(body, hints, tenant, call_id)
+            ref = gateway.fallbacks.chosen(
+                body.model,
+                ref,
+                slo=call.slo,
+                importance=call.importance,
+                arrived_at=call.arrived_at,
+                num_bytes=len(raw),
+            )
             if ref.name != body.model:
+                call.model = ref.name
                 fields["model"] = msgspec.Raw(msgspec.json.encode(ref.name))
-            call = self._call(body, hints, tenant, call_id, ref.name)
             base = ref.base
             application = self._applications[base]
             self._prepare(base)
@@ -147,11 +156,9 @@ class Door:
             current.reset(token)
         return response.outcome()
 
-    def _call(
-        self, body: CallBody, hints: Hints, tenant: TenantId, call_id: str, model: str
-    ) -> Call:
+    def _call(self, body: CallBody, hints: Hints, tenant: TenantId, call_id: str) -> Call:
         """
-        Fields of the call to *model* that the mesh needs.
+        Fields of the call that the mesh needs.
 
         Raises:
             ContractError: A target, the priority or the service tier is invalid.
@@ -171,7 +178,7 @@ class Door:
         )
         return Call(
             call_id=call_id,
-            model=model,
+            model=body.model,
             tenant=tenant,
             arrived_at=arrived_at,
             slo=effective_slo(targets, now=arrived_at, limits=gateway.settings.limits),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from services.gateway.fallbacks import Fallbacks
 from services.gateway.headers import PRIORITY, Hints
 from services.gateway.openai import (
     MAX_PRIORITY,
@@ -49,6 +50,7 @@ class Intake:
         settings: Limits and default SLOs.
         registry: Registry of the available models.
         tokenizers: One tokenizer per base model.
+        fallbacks: Chooses between the models of a split.
         new_seed: Returns a random seed for sampled requests that have none.
     """
 
@@ -58,11 +60,13 @@ class Intake:
         settings: Settings,
         registry: ModelRegistry,
         tokenizers: dict[ModelName, Tokenizer],
+        fallbacks: Fallbacks,
         new_seed: Callable[[], int],
     ) -> None:
         self._settings = settings
         self._registry = registry
         self._tokenizers = tokenizers
+        self._fallbacks = fallbacks
         self._new_seed = new_seed
 
     async def add(self, entry: ModelEntry) -> None:
@@ -101,13 +105,21 @@ class Intake:
         """
         body = decode_body(raw, body_type)
         ref = self._registry.resolve(body.model, request_id)
-        entry = self._registry.entry(ref.base)
         ingress = self._with_hints(to_ingress(body), body, hints)
         check_prompt(ingress)
-        check_task(ingress, entry)
+        check_task(ingress, self._registry.entry(ref.base))
         limits = self._settings.limits
         slo = effective_slo(ingress, now=arrived_at, limits=limits)
         importance = effective_importance(ingress)
+        ref = self._fallbacks.chosen(
+            body.model,
+            ref,
+            slo=slo,
+            importance=importance,
+            arrived_at=arrived_at,
+            num_bytes=len(raw),
+        )
+        entry = self._registry.entry(ref.base)
         tokens = self._tokenizers[ref.base].encode(body.content)
         if not tokens:
             raise ContractError("the prompt has no tokens", param="prompt")

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from services.gateway.fallbacks import Fallbacks, forecasts_heard
 from services.gateway.front import open_front
 from services.gateway.instances import Instances, followed
 from services.gateway.intake import Intake, load_tokenizers
@@ -52,6 +53,12 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
         return
     registry = ModelRegistry.load(Path(settings.registry))
     tokenizers = await asyncio.to_thread(load_tokenizers, registry)
+    fallbacks = Fallbacks(
+        registry=registry,
+        layout=settings.layout,
+        clock=ports.clock,
+        answer_tokens=settings.limits.default_max_tokens,
+    )
     async with ports.open_broker("gateway") as broker:
         await declare_topology(broker)
         async with Producer(
@@ -69,8 +76,10 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
                     settings=settings,
                     registry=registry,
                     tokenizers=tokenizers,
+                    fallbacks=fallbacks,
                     new_seed=lambda: secrets.randbits(31),
                 ),
+                fallbacks=fallbacks,
                 tenants=Tenants(
                     api_keys=settings.api_keys,
                     default_tenant=settings.default_tenant,
@@ -85,6 +94,7 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
             instances = Instances(registry=registry, clock=ports.clock)
             async with (
                 followed(broker, instances),
+                forecasts_heard(broker, fallbacks),
                 serve_http(
                     opening := Opening(ports.health),
                     host=settings.host,

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 
+from services.gateway.fallbacks import Fallbacks
 from services.gateway.intake import Intake
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.settings import Settings
@@ -19,6 +20,7 @@ class Gateway:
     settings: Settings
     registry: ModelRegistry
     intake: Intake
+    fallbacks: Fallbacks
     tenants: Tenants
     producer: Producer
     metrics: GatewayMetrics

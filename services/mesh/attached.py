@@ -44,7 +44,11 @@ def target_of(text: str) -> Target:
 
 
 async def attached(
-    texts: Sequence[str], *, known: ModelRegistry | None, api_key: str | None
+    texts: Sequence[str],
+    *,
+    known: ModelRegistry | None,
+    api_key: str | None,
+    payloads: bool | None = None,
 ) -> tuple[list[ModelEntry], list[AgentSpec]]:
     """
     Models and agents for the servers that are to be attached.
@@ -53,6 +57,7 @@ async def attached(
         texts: Values of `--attach`.
         known: The registry of the user, whose models the servers may serve.
         api_key: Key for all servers.
+        payloads: Value of `engine.remote.payloads`.
 
     Raises:
         SettingsError: An address is wrong, or no server of a target without a known model answers.
@@ -65,9 +70,13 @@ async def attached(
         entry, model = await _entry_of(target, settings, known)
         if known is None or entry.name not in known.bases:
             entries.append(entry)
-        remote = {"url": target.url} | ({"model": model} if model else {})
+        remote: dict[str, object] = {"url": target.url}
+        if model is not None:
+            remote["model"] = model
         if api_key is not None:
             remote["api_key"] = api_key
+        if payloads is not None:
+            remote["payloads"] = payloads
         agents.append(
             AgentSpec(
                 instance_id=f"attached-{number}",

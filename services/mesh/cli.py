@@ -107,7 +107,11 @@ async def _fleet(options: Options) -> tuple[Path, tuple[AgentSpec, ...]]:
     registry = _registry(options, has_engines=number > 0)
     known = None if registry is None else ModelRegistry.load(registry)
     api_key = os.environ.get(API_KEY)
-    entries, servers = await attached(options.attach, known=known, api_key=api_key)
+    # The light front renders nothing that needs vLLM at the agents.
+    payloads = False if options.front == "light" else None
+    entries, servers = await attached(
+        options.attach, known=known, api_key=api_key, payloads=payloads
+    )
     own = [] if known is None else [known.entry(base) for base in known.bases]
     if entries or registry is None:
         registry = options.log_dir / "registry.json"

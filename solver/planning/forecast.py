@@ -14,6 +14,8 @@ from solver.planning.problem.objective import instance_of, late_probability, tur
 from solver.planning.problem.problem import NONE, PlanningProblem, QueueOrder
 from solver.planning.problem.snapshot import DEFAULT_RATE_ERROR, ClusterSnapshot, planning_problem
 
+LATE_PROBABILITY = 0.5
+"""Probability of being late from which a request goes to the fallback of its split."""
 _LEAST_RETRY_S = 1.0
 _MOST_RETRY_S = 3600.0
 

@@ -15,7 +15,7 @@ from ops.ports import free_port
 from services.engine_core.serve_arguments import serve_arguments
 from services.mesh.embedded import EmbeddedMesh
 from services.mesh.spec import EMBEDDED, AgentSpec, MeshSpec
-from shared.contracts.models import ModelEntry
+from shared.contracts.models import Form, ModelEntry
 from shared.models.registry import ModelRegistry, write_registry
 from shared.models.tiny import TINY_MODELS, make_tiny_models
 from tests.differential.cells import MODEL, asked
@@ -34,24 +34,30 @@ class Clients:
     mesh: httpx.AsyncClient
 
 
+FLAGS: dict[Form, tuple[str, ...]] = {"bodies": (), "tokens": ("--enable-scale-out",)}
+"""Flags of the server."""
+
+
 @asynccontextmanager
-async def both(directory: Path) -> AsyncIterator[Clients]:
-    """Clients of `vllm serve`, and of a mesh without vLLM in front of it."""
+async def both(directory: Path, form: Form) -> AsyncIterator[Clients]:
+    """
+    Clients of `vllm serve`, and of a mesh in front of it, which has vLLM's front for tokens only.
+    """
     models = {MODEL: TINY_MODELS[MODEL]}
     files = make_tiny_models(directory / "models", models=models)
     entry = ModelRegistry.load(with_parsers(files, reasoning_parser="qwen3")).entry(MODEL)
     registry = directory / "attached.json"
     taken = ModelEntry(name=MODEL, takes="bodies", max_model_len=entry.max_model_len)
-    write_registry(registry, [taken])
+    write_registry(registry, [entry if form == "tokens" else taken])
     log = directory / "vllm-serve.log"
-    async with stock_server(serve_arguments(entry, [MODEL]), log) as server:
+    async with stock_server((*serve_arguments(entry, [MODEL]), *FLAGS[form]), log) as server:
         remote = {"models": [MODEL], "engine": {"remote": {"url": server.url}}}
         spec = MeshSpec(
             broker=EMBEDDED,
             registry=registry,
             log_dir=directory / "log",
             gateway_port=free_port(),
-            gateway={"front": "light"},
+            gateway={"front": "vllm" if form == "tokens" else "light"},
             agents=(AgentSpec(instance_id="attached", engine="remote", settings=remote),),
         )
         async with (
@@ -62,15 +68,16 @@ async def both(directory: Path) -> AsyncIterator[Clients]:
             yield Clients(direct, mesh)
 
 
-async def test_seeded_bodies_are_answered_as_by_the_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["bodies", "tokens"])
+async def test_seeded_bodies_are_answered_as_by_the_server(tmp_path: Path, form: Form) -> None:
     """`HEADWAY_DIFFERENTIAL=480` compares bodies of every cell."""
     number = int(os.environ.get("HEADWAY_DIFFERENTIAL", "80"))
     bodies = asked(0, number)
-    async with both(tmp_path) as clients:
+    async with both(tmp_path, form) as clients:
         expected = await answers(clients.server, bodies)
         found = await answers(clients.mesh, bodies)
     different = differences(bodies, expected, found, draws=False)
-    print(json.dumps({"bodies": number, "different": len(different)}))
+    print(json.dumps({"form": form, "bodies": number, "different": len(different)}))
     for body, text in different.items():
         print(f"{body}: {text[:300]}")
 

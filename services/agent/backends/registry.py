@@ -40,6 +40,10 @@ BACKENDS: dict[str, Callable[[Entries, EngineSettings, Clock], EngineBackend]] =
 }
 
 
+MakeEngine = Callable[[str, Iterable[ModelEntry], EngineSettings, Clock], EngineBackend]
+"""A function like `create_backend`."""
+
+
 def create_backend(
     name: str, entries: Iterable[ModelEntry], settings: EngineSettings, clock: Clock
 ) -> EngineBackend:

@@ -35,7 +35,7 @@ from shared.contracts.plans import LanesForecast
 from shared.contracts.requests import QueuedRequest
 from shared.contracts.telemetry import LanesObserved, RequestObserved
 from shared.runtime.clock import Clock
-from solver.planning.forecast import late_with
+from solver.planning.forecast import LATE_PROBABILITY, late_with
 from solver.scheduling.window import tokens_needed
 
 log = structlog.get_logger()
@@ -48,10 +48,6 @@ Time after admission at which a request counts as ended for its tenant's share.
 
 The limit is needed because the message about the end of a request may be lost.
 """
-
-
-LATE_PROBABILITY = 0.5
-"""Probability of being late from which a request goes to the fallback of its split."""
 
 
 class Grouper:

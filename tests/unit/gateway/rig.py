@@ -5,11 +5,13 @@ from pathlib import Path
 
 import msgspec
 
+from services.gateway.fallbacks import Fallbacks
 from services.gateway.headers import parse_hints
 from services.gateway.intake import Accepted, Intake, load_tokenizers
 from services.gateway.openai import ChatBody, CompletionBody
 from services.gateway.settings import Settings
 from shared.contracts.base import TenantId
+from shared.contracts.lanes import LaneLayout
 from shared.models.registry import ModelRegistry
 
 NOW = 1_000_000_000.0
@@ -32,10 +34,14 @@ class IntakeRig:
     def __init__(self, registry: Path, settings: Settings | None = None) -> None:
         self.registry = ModelRegistry.load(registry)
         self.tokenizers = load_tokenizers(self.registry)
+        self.fallbacks = Fallbacks(
+            registry=self.registry, layout=LaneLayout(), clock=FixedClock(), answer_tokens=16
+        )
         self.intake = Intake(
             settings=settings or Settings(),
             registry=self.registry,
             tokenizers=self.tokenizers,
+            fallbacks=self.fallbacks,
             new_seed=lambda: SEED,
         )
 

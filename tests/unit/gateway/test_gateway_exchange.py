@@ -51,6 +51,7 @@ def gateway_of(rig: IntakeRig, producer: Producer, clock: FakeClock) -> Gateway:
         settings=Settings(),
         registry=rig.registry,
         intake=rig.intake,
+        fallbacks=rig.fallbacks,
         tenants=Tenants(
             api_keys={}, default_tenant="acme", trust_fairness_header=False, max_outstanding=1
         ),

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -23,6 +23,7 @@ from services.agent.backends.checks import stop_tokens
 from services.agent.backends.remote.body_run import ALL_FIELDS, PLAIN_FIELDS, BodyRun
 from services.agent.backends.remote.server import LOST, Description, Server
 from services.agent.backends.remote.telemetry import ServerIterations, ServerLoad, Streams, load_of
+from services.agent.backends.remote.token_host import TokenHost
 from services.agent.backends.remote.token_run import TokenRun
 from services.agent.backends.residency import Footprint, ResidencyTable
 from services.agent.backends.settings import RemoteSettings
@@ -59,12 +60,19 @@ class RemoteEngine(AnsweringBackend):
     Args:
         entries: The model that the server serves; exactly one.
         settings: Address and limits of the server.
+        host: Answers requests that vLLM's front has rendered, and calls, if the model takes tokens;
+            None: they are refused.
 
     Raises:
         EngineError: There is not exactly one model.
     """
 
-    def __init__(self, entries: Iterable[ModelEntry], settings: RemoteSettings) -> None:
+    def __init__(
+        self,
+        entries: Iterable[ModelEntry],
+        settings: RemoteSettings,
+        host: TokenHost | None = None,
+    ) -> None:
         entries = tuple(entries)
         if len(entries) != 1:
             names = ", ".join(entry.name for entry in entries) or "none"
@@ -77,6 +85,7 @@ class RemoteEngine(AnsweringBackend):
         )
         super().__init__(entries, table)
         self._settings = settings
+        self._host = None if self._entry.takes_bodies else host
         self._server = Server(settings)
         self._description: Description | None = None
         self._model = ""
@@ -90,6 +99,9 @@ class RemoteEngine(AnsweringBackend):
         self._iterations = ServerIterations()
         self._limit = ConcurrencyLimit(most=settings.max_running, first=settings.max_running)
         self._tasks: dict[RequestId, asyncio.Task[None]] = {}
+        """Runs in this process, and lost runs whose server is asked for its health."""
+        self._hosted: set[RequestId] = set()
+        """Runs in the engine host."""
         self._watch: asyncio.Task[None] | None = None
 
     @property
@@ -109,6 +121,9 @@ class RemoteEngine(AnsweringBackend):
             yield Capability.CALLS
         else:
             yield Capability.RESUME
+        if self._host is not None:
+            yield Capability.PAYLOAD
+            yield Capability.CALLS
 
     async def prepare(self) -> None:
         """No-op: the server runs already."""
@@ -124,6 +139,8 @@ class RemoteEngine(AnsweringBackend):
             )
         self._description, self._model = description, model
         self._orders = description.is_vllm and await self._server.orders(model)
+        if self._host is not None:
+            await self._host.attach(self._entry, self._settings, model)
         await self._measure()
         first = self._settings.max_running if self._has_metrics else _FIRST_LIMIT
         if before is None:
@@ -195,6 +212,8 @@ class RemoteEngine(AnsweringBackend):
         if watch is not None:
             watch.cancel()
         self._die("the instance was closed")
+        if self._host is not None:
+            self._host.detach(self._settings.url)
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self._server.close()
 
@@ -204,11 +223,46 @@ class RemoteEngine(AnsweringBackend):
         return self._description
 
     def _submit(self, request: EngineRequest) -> None:
-        run = self._run_of(request, self._require_alive())
+        description = self._require_alive()
+        needs_vllm = request.payload is not None or request.call is not None
+        if self._host is not None and needs_vllm:
+            self._submit_to_host(request, self._host)
+        else:
+            self._start(request.request_id, self._run(request, self._run_of(request, description)))
         self._streams.submitted(request.request_id, len(request.prompt))
-        name = request.request_id
-        task = asyncio.create_task(self._run(request, run), name=f"run {name}")
-        self._tasks[name] = task
+
+    def _submit_to_host(self, request: EngineRequest, host: TokenHost) -> None:
+        if request.input_lengths:
+            raise UnsupportedError(
+                "a server of others computes pooled inputs from bodies: set `takes` of the model"
+            )
+        adapter = self._adapters[request.model].get(request.adapter or "", "")
+        host.submit(
+            request,
+            url=self._settings.url,
+            stops=stop_tokens(self._entry, request),
+            adapter=adapter,
+            report=self._on_host,
+        )
+        self._hosted.add(request.request_id)
+
+    def _on_host(self, events: Sequence[NewOutput | RunEnded]) -> None:
+        """Report outputs and ends of runs in the engine host."""
+        for event in events:
+            name = event.request_id
+            if isinstance(event, NewOutput):
+                self._received(name, [event.output])
+                if event.output.is_last:
+                    self._forget_run(name)
+                continue
+            self._forget_run(name)
+            if isinstance(event.error, NotActiveError):
+                self._start(name, self._lost(name, str(event.error)))
+            else:
+                self._report([event])
+
+    def _start(self, name: RequestId, work: Coroutine[None, None, None]) -> None:
+        task = self._tasks[name] = asyncio.create_task(work, name=f"run {name}")
         task.add_done_callback(lambda _task: self._forget_run(name))
 
     def _run_of(self, request: EngineRequest, description: Description) -> _Run:
@@ -223,7 +277,10 @@ class RemoteEngine(AnsweringBackend):
                 honoured=self._honoured(description),
             )
         if request.payload is not None:
-            raise UnsupportedError("a server of others takes no encoded requests")
+            raise UnsupportedError(
+                "no engine host reads encoded requests for this server: set "
+                "engine.remote.payloads, which needs vLLM"
+            )
         stops = stop_tokens(self._entry, request)
         return TokenRun(request, model=model, priority=priority, stops=stops)
 
@@ -235,9 +292,13 @@ class RemoteEngine(AnsweringBackend):
     def _cancel(self, request_id: RequestId) -> None:
         if (task := self._tasks.get(request_id)) is not None:
             task.cancel()  # closes the connection, which ends the run at the server
+        if self._host is not None and request_id in self._hosted:
+            self._hosted.discard(request_id)
+            self._host.abort(request_id)
 
     def _forget_run(self, request_id: RequestId) -> None:
         self._tasks.pop(request_id, None)
+        self._hosted.discard(request_id)
         self._streams.ended(request_id)
 
     async def _run(self, request: EngineRequest, run: _Run) -> None:
@@ -273,6 +334,10 @@ class RemoteEngine(AnsweringBackend):
         self._alive = False
         self._residency.clear()
         self._lose(message)
+        if self._host is not None:
+            for name in self._hosted:
+                self._host.abort(name)
+            self._hosted.clear()
         for task in self._tasks.values():
             if task is not asyncio.current_task():
                 task.cancel()

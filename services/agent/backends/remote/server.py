@@ -14,6 +14,9 @@ from services.agent.backends.settings import RemoteSettings
 from shared.contracts.errors import EngineError, SettingsError
 
 OK = 200
+COMPLETIONS = "/v1/completions"
+GENERATE = "/inference/v1/generate"
+"""Path of vLLM's API for tokens, which needs `vllm serve --enable-scale-out`."""
 PROBE_TIMEOUT_S = 2.0
 """Time limit of a question about the server's state."""
 LOST = (aiohttp.ClientError, TimeoutError, OSError)
@@ -184,7 +187,19 @@ class Server:
             EngineError: The server does not answer.
         """
         body = {"model": model, "prompt": "a", "max_tokens": 1, "priority": 1}
-        status, _ = await self._ask("POST", "/v1/completions", msgspec.json.encode(body))
+        status, _ = await self._ask("POST", COMPLETIONS, msgspec.json.encode(body))
+        return status == OK
+
+    async def generates(self, model: str) -> bool:
+        """
+        Return whether vLLM's server takes whole requests in tokens, which needs a setting of the
+        server.
+
+        Raises:
+            EngineError: The server does not answer.
+        """
+        body = {"model": model, "token_ids": [0], "sampling_params": {"max_tokens": 1}}
+        status, _ = await self._ask("POST", GENERATE, msgspec.json.encode(body))
         return status == OK
 
     async def _ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:

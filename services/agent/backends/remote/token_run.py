@@ -7,12 +7,10 @@ import msgspec
 
 from services.agent.backends.base import EngineOutput, EngineRequest
 from services.agent.backends.remote.deltas import DONE, Delta, read, refusal
-from services.agent.backends.remote.server import OK, Server
+from services.agent.backends.remote.server import COMPLETIONS, OK, Server
 from services.agent.backends.remote.sse import EventSplitter, data_of
 from shared.contracts.errors import ContractError, EngineError
 from shared.contracts.requests import FinishReason, Sampling, Tokens
-
-PATH = "/v1/completions"
 
 
 class TokenRun:
@@ -50,7 +48,7 @@ class TokenRun:
             MeshError: The server refuses the request, fails or ends the stream too early.
             Exception: One of `LOST`: the connection broke.
         """
-        async with server.posted(PATH, msgspec.json.encode(self._body)) as response:
+        async with server.posted(COMPLETIONS, msgspec.json.encode(self._body)) as response:
             if response.status != OK:
                 raise refusal(response.status, await response.read())
             splitter = EventSplitter()
@@ -90,7 +88,7 @@ class TokenRun:
     def _taken(self, event: bytes) -> Tokens:
         """The new tokens of one event."""
         data = data_of(event)
-        delta = Delta() if data in (b"", DONE) else read(PATH, data)
+        delta = Delta() if data in (b"", DONE) else read(COMPLETIONS, data)
         self._finish = delta.finish_reason or self._finish
         self._cached_tokens = delta.lengths.cached or self._cached_tokens
         if delta.num_tokens and not delta.token_ids:

@@ -11,7 +11,6 @@ from services.agent.backends.base import (
     EngineIdentity,
     EngineRequest,
     EngineSnapshot,
-    RunEnded,
     SchedulingParameters,
     capabilities_with,
 )
@@ -23,20 +22,16 @@ from services.agent.backends.vllm.front.link import HostLink
 from services.agent.backends.vllm.front.models import EngineModels
 from services.agent.backends.vllm.front.parallel import device_name, num_devices
 from services.agent.backends.vllm.front.process import vllm_unavailable_reason
-from services.agent.backends.vllm.front.run_events import end_of_call, event_of
+from services.agent.backends.vllm.front.run_events import events_of
 from services.agent.backends.vllm.front.telemetry import EngineTelemetry
 from services.agent.backends.vllm.shared.wire import (
     Abort,
-    CallAnswered,
     ClearCaches,
     EngineChoices,
     EngineDied,
     HostEvent,
     HostReady,
     Models,
-    Outputs,
-    Reply,
-    RunFailed,
     Submit,
 )
 from shared.contracts.base import ModelName, RequestId, Seconds
@@ -240,17 +235,10 @@ class VllmEngine(AnsweringBackend):
             self._link.send(Abort(request_id))
 
     def _on_event(self, event: HostEvent) -> None:
-        match event:
-            case Outputs():
-                self._report([event_of(run) for run in event.runs])
-            case CallAnswered():
-                self._report([end_of_call(event)])
-            case RunFailed():
-                self._report([RunEnded(RequestId(event.request_id), EngineError(event.message))])
-            case EngineDied():
-                self._on_engine_died(event)
-            case HostReady() | Reply():
-                pass
+        if isinstance(event, EngineDied):
+            self._on_engine_died(event)
+        elif events := events_of(event):
+            self._report(events)
 
     def _on_engine_died(self, event: EngineDied) -> None:
         model = ModelName(event.model)

@@ -12,6 +12,7 @@ from services.agent.backends.settings import VllmSettings
 from services.agent.backends.vllm.front.process import HostProcess
 from services.agent.backends.vllm.shared.wire import (
     Activate,
+    Attach,
     ClearCaches,
     Connection,
     HostCommand,
@@ -55,7 +56,7 @@ class HostLink:
         self._on_lost = on_lost
         self._closing = False
         self._replies: dict[str, asyncio.Future[Reply]] = {}
-        """Model of the command, empty for `ClearCaches` -> future of the awaited reply."""
+        """Name in a reply -> its future."""
         self._ready: asyncio.Future[HostReady] = asyncio.get_running_loop().create_future()
         self._attendance = asyncio.create_task(self._attend(), name="attend-engine-host")
 
@@ -119,7 +120,9 @@ class HostLink:
         """Send *command* to the host, without waiting for a reply."""
         self._connection.send(command)
 
-    async def ask(self, command: Activate | Warm | ClearCaches, timeout_s: Seconds) -> Reply:
+    async def ask(
+        self, command: Activate | Warm | ClearCaches | Attach, timeout_s: Seconds
+    ) -> Reply:
         """
         Send *command* and wait for its reply. At most one command per model may wait for its reply.
 
@@ -127,15 +130,15 @@ class HostLink:
             EngineError: The command failed, or the host ended (`engine_dead`).
             TimeoutError: The host did not reply in time.
         """
-        model = "" if isinstance(command, ClearCaches) else command.model
+        name = _name_in_reply(command)
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._replies[model] = reply
+        self._replies[name] = reply
         self.send(command)
         try:
             async with asyncio.timeout(timeout_s):
                 return await reply
         finally:
-            del self._replies[model]
+            del self._replies[name]
 
     def kill(self) -> None:
         """Kill the host and its engines; then `on_lost` is called."""
@@ -203,6 +206,17 @@ class HostLink:
                     await self._process.emptied()
         self._process.kill()
         return await self._process.wait()
+
+
+def _name_in_reply(command: Activate | Warm | ClearCaches | Attach) -> str:
+    """The command's model or server, which its reply repeats; empty for `ClearCaches`."""
+    match command:
+        case ClearCaches():
+            return ""
+        case Attach():
+            return command.remote.url
+        case _:
+            return command.model
 
 
 def _unsuitable(settings: VllmSettings, *, is_cpu: bool) -> str | None:

@@ -6,9 +6,17 @@ from typing import Any
 import msgspec
 
 from services.agent.backends.base import EngineOutput, NewOutput, RunEnded
-from services.agent.backends.vllm.shared.wire import CallAnswered, RunOutput
+from services.agent.backends.vllm.shared.wire import (
+    CallAnswered,
+    HostEvent,
+    Outputs,
+    RunDisplaced,
+    RunFailed,
+    RunOutput,
+    RunRefused,
+)
 from shared.contracts.base import RequestId
-from shared.contracts.errors import ContractError, EngineError
+from shared.contracts.errors import ContractError, EngineError, NotActiveError
 from shared.contracts.requests import FinishReason
 
 _FINISHES = frozenset({"", *(reason.value for reason in FinishReason)})
@@ -25,6 +33,26 @@ class _Error(msgspec.Struct, frozen=True):
 class _ErrorBody(msgspec.Struct, frozen=True):
     error: _Error | None = None
     detail: Any = None
+
+
+def events_of(event: HostEvent) -> list[NewOutput | RunEnded]:
+    """The new tokens and the ends of runs in an event of the host."""
+    match event:
+        case Outputs():
+            return [event_of(run) for run in event.runs]
+        case CallAnswered():
+            return [end_of_call(event)]
+        case RunFailed():
+            return [RunEnded(RequestId(event.request_id), EngineError(event.message))]
+        case RunRefused():
+            error = ContractError(
+                event.message, code=event.code, param=event.param, status=event.status
+            )
+            return [RunEnded(RequestId(event.request_id), error)]
+        case RunDisplaced():
+            return [RunEnded(RequestId(event.request_id), NotActiveError(event.message))]
+        case _:
+            return []
 
 
 def event_of(run: RunOutput) -> NewOutput | RunEnded:

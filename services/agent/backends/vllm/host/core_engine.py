@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import structlog
@@ -13,27 +13,13 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from services.agent.backends.vllm.host.adapters import Adapters
 from services.agent.backends.vllm.host.core_requests import CoreRequests
+from services.agent.backends.vllm.host.engine import Receiver
 from services.agent.backends.vllm.shared.wire import EngineChoices, Submit
 
 T = TypeVar("T")
 
 log = structlog.get_logger()
 _CHECK_PERIOD_S = 0.1
-
-
-class Receiver(Protocol):
-    """Receives the outputs of one request."""
-
-    def on_output(self, output: Any) -> bool:
-        """
-        Process an `EngineCoreOutput`; return True if the request has ended for the receiver.
-
-        Raises:
-            Exception: The output is invalid; the request is then aborted.
-        """
-
-    def on_error(self, error: Exception) -> None:
-        """Process the failure of the request; an `EngineDeadError` if the engine core has died."""
 
 
 class CoreEngine:
@@ -53,7 +39,7 @@ class CoreEngine:
     def __init__(
         self, client: Any, requests: CoreRequests, adapters: Adapters, choices: EngineChoices
     ) -> None:
-        self.requests = requests
+        self.requests: CoreRequests = requests
         self.adapters = adapters
         self.choices = choices
         self.workers: tuple[psutil.Process, ...] = ()
@@ -121,6 +107,10 @@ class CoreEngine:
             for core_id in core_ids:
                 self.adapters.give_back(core_id)
             raise
+
+    def give_back(self, core_id: str) -> None:
+        """End the use of an adapter by a request that is not submitted."""
+        self.adapters.give_back(core_id)
 
     async def submit(self, request: Any, receiver: Receiver) -> None:
         """

@@ -49,7 +49,7 @@ def make_engine(engine_args: dict[str, Any]) -> CoreEngine:
     Raises:
         Exception: Any error of vLLM, e.g. for unsupported arguments or models.
     """
-    config = _engine_config(engine_args)
+    config = engine_config(engine_args)
     if config.parallel_config.worker_cls in SAFEPOINT_WORKERS.values():
         # Check here, because a core that refuses to start cannot report its reason to the front.
         refusal = safepoint_refusal(config)
@@ -77,7 +77,7 @@ def make_engine(engine_args: dict[str, Any]) -> CoreEngine:
     return engine
 
 
-def _engine_config(engine_args: dict[str, Any]) -> Any:
+def engine_config(engine_args: dict[str, Any]) -> Any:
     """
     The `VllmConfig` of an engine.
 

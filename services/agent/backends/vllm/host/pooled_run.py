@@ -6,7 +6,7 @@ from typing import Any
 from vllm.v1.engine import EngineCoreRequest
 
 from services.agent.backends.base import EngineRequest
-from services.agent.backends.vllm.host.core_engine import CoreEngine
+from services.agent.backends.vllm.host.engine import Engine
 from services.agent.backends.vllm.shared.prefill_reports import reported_prefill_s
 from services.agent.backends.vllm.shared.wire import RunOutput
 from services.engine_core.encoding import encode_output
@@ -33,7 +33,7 @@ class PooledRun:
         self,
         request: EngineRequest,
         inputs: Sequence[EngineCoreRequest],
-        engine: CoreEngine,
+        engine: Engine,
         *,
         on_output: Callable[[RunOutput], None],
         on_error: Callable[["PooledRun", Exception], None],

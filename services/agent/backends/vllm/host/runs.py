@@ -7,7 +7,7 @@ from vllm.v1.engine import EngineCoreRequest
 
 from services.agent.backends.base import EngineRequest
 from services.agent.backends.vllm.host.answer_end import AnswerEnd
-from services.agent.backends.vllm.host.core_engine import CoreEngine
+from services.agent.backends.vllm.host.engine import Engine
 from services.agent.backends.vllm.shared.prefill_reports import reported_prefill_s
 from services.agent.backends.vllm.shared.wire import RunOutput
 from services.engine_core.encoding import encode_output
@@ -35,7 +35,7 @@ class Run:
         self,
         request: EngineRequest,
         built: EngineCoreRequest | None,
-        engine: CoreEngine,
+        engine: Engine,
         end: AnswerEnd,
         *,
         on_output: Callable[[RunOutput], None],

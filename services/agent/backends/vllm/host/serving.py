@@ -9,18 +9,21 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from services.agent.backends.base import EngineCall, EngineRequest
 from services.agent.backends.vllm.host.calls.applications import Applications
 from services.agent.backends.vllm.host.calls.call_run import CallRun
-from services.agent.backends.vllm.host.core_engine import CoreEngine
+from services.agent.backends.vllm.host.engine import Engine
 from services.agent.backends.vllm.host.engine_store import EngineStore
 from services.agent.backends.vllm.host.pooled_run import PooledRun
 from services.agent.backends.vllm.host.processes.process_trees import engine_bytes
 from services.agent.backends.vllm.host.runs import Run
+from services.agent.backends.vllm.host.servers.attached_servers import AttachedServers
 from services.agent.backends.vllm.shared.core_ids import core_id
 from services.agent.backends.vllm.shared.wire import (
     Abort,
     Activate,
+    Attach,
     CallAnswered,
     ClearCaches,
     Connection,
+    Detach,
     Drop,
     EngineDied,
     HostCommand,
@@ -28,12 +31,15 @@ from services.agent.backends.vllm.shared.wire import (
     Models,
     Outputs,
     Reply,
+    RunDisplaced,
     RunFailed,
     RunOutput,
+    RunRefused,
     Shutdown,
     Submit,
     Warm,
 )
+from shared.contracts.errors import ContractError, NotActiveError
 
 log = structlog.get_logger()
 
@@ -46,6 +52,7 @@ class EngineHost:
     def __init__(self, connection: Connection[HostCommand]) -> None:
         self._connection = connection
         self._store = EngineStore()
+        self._servers = AttachedServers()
         self._loading = asyncio.Lock()
         """Lock: engines are created one at a time, because creation changes the environment."""
         self._runs: dict[str, Run | PooledRun] = {}
@@ -64,6 +71,7 @@ class EngineHost:
                     break
                 await self._on_command(command, group)
             health.cancel()
+            await self._servers.close()
 
     def close(self) -> None:
         """Shut down all engines; blocks until their processes have ended."""
@@ -80,19 +88,30 @@ class EngineHost:
                 self._applications.know(command.entries)
                 for entry in command.entries:
                     await self._store.keep_adapters(entry)
-            case Submit() if (call := command.request.call) is not None:
-                task = group.create_task(self._answer(command, call), name="answer a call")
-                self._calls[command.request.request_id] = command.request.model, task
-            # Execute these commands in order, so that an abort never overtakes its run. vLLM's
-            # client sends without waiting.
-            case Submit():
-                await self._submit(command)
-            case Abort():
-                await self._abort(command)
+            case Attach():
+                await self._attach(command)
+            case Detach():
+                await self._servers.detach(command.url)
+            case Submit() | Abort():
+                await self._on_run_command(command, group)
             case ClearCaches():
                 group.create_task(self._clear_caches(), name="clear-caches")
             case Shutdown():
                 pass
+
+    async def _on_run_command(self, command: Submit | Abort, group: asyncio.TaskGroup) -> None:
+        """
+        Begin or end a run; in order, so that an abort never overtakes its run. vLLM's client sends
+        without waiting.
+        """
+        match command:
+            case Submit() if (call := command.request.call) is not None:
+                task = group.create_task(self._answer(command, call), name="answer a call")
+                self._calls[command.request.request_id] = command.request.model, task
+            case Submit():
+                await self._submit(command)
+            case Abort():
+                await self._abort(command)
 
     async def _load(self, command: Activate | Warm) -> None:
         """
@@ -113,6 +132,23 @@ class EngineHost:
             host_bytes = engine_bytes(engine)
             self._send(Reply(command.model, host_bytes=host_bytes, choices=engine.choices))
 
+    async def _attach(self, command: Attach) -> None:
+        """Use a server of others, and send the reply."""
+        url = command.remote.url
+        try:
+            await self._servers.attach(command)
+        except Exception as error:  # any error of vLLM must reach the front as text
+            log.exception("server.failed", url=url)
+            self._send(Reply(url, f"cannot send requests for {command.model} to {url}: {error}"))
+        else:
+            self._send(Reply(url))
+
+    def _engine_of(self, command: Submit) -> Engine | None:
+        """The engine of a run; None if its model has none, or its server is not attached."""
+        if command.server:
+            return self._servers.get(command.server)
+        return self._store.get(command.request.model)
+
     async def _drop(self, command: Drop) -> None:
         async with self._loading:
             for model in command.models:
@@ -120,7 +156,7 @@ class EngineHost:
 
     async def _submit(self, command: Submit) -> None:
         request = command.request
-        engine = self._store.get(request.model)
+        engine = self._engine_of(command)
         if engine is None:
             self._send(RunFailed(request.request_id, "the model has no engine"))
             return
@@ -138,7 +174,7 @@ class EngineHost:
         except Exception as error:  # noqa: BLE001 - the front gets every failure of vLLM
             self._on_error(run, error)
 
-    async def _built(self, command: Submit, engine: CoreEngine) -> Run | PooledRun:
+    async def _built(self, command: Submit, engine: Engine) -> Run | PooledRun:
         """
         The run of *command*, with its checked requests.
 
@@ -161,7 +197,7 @@ class EngineHost:
         with engine.giving_back(name):
             built, end = engine.requests.build(command, name, adapter)
         if built is None:
-            engine.adapters.give_back(name)
+            engine.give_back(name)
         return Run(request, built, engine, end, on_output=self._on_output, on_error=self._on_error)
 
     def _core_id(self, request: EngineRequest) -> str:
@@ -170,7 +206,7 @@ class EngineHost:
     async def _answer(self, command: Submit, call: EngineCall) -> None:
         """Run a call, and send its response."""
         request = command.request
-        engine = self._store.get(request.model)
+        engine = self._engine_of(command)
         if engine is None:
             self._send(RunFailed(request.request_id, "the model has no engine"))
             return
@@ -181,7 +217,7 @@ class EngineHost:
             self._numbers,
             adapter_path=command.adapter_path,
             on_output=self._on_output,
-            on_death=self._on_error,
+            on_lost=self._on_error,
         )
         try:
             status, body = await run.response(self._applications)
@@ -221,13 +257,22 @@ class EngineHost:
             asyncio.get_running_loop().call_soon(self._flush)
         self._pending.append(output)
 
-    def _on_error(self, run: Run | PooledRun, error: Exception) -> None:
+    def _on_error(self, run: Run | PooledRun | CallRun, error: Exception) -> None:
         """End *run*, and report its failure or the death of its engine."""
         self._runs.pop(run.run_id, None)
-        if isinstance(error, EngineDeadError):
-            self._report_death(run.model, str(error))
-        else:
-            self._send(RunFailed(run.run_id, str(error)))
+        match error:
+            case EngineDeadError():
+                self._report_death(run.model, str(error))
+            case NotActiveError():
+                if (call := self._calls.pop(run.run_id, None)) is not None:
+                    call[1].cancel()
+                self._send(RunDisplaced(run.run_id, str(error)))
+            case ContractError():
+                self._send(
+                    RunRefused(run.run_id, str(error), error.status, error.code, error.param)
+                )
+            case _:
+                self._send(RunFailed(run.run_id, str(error)))
 
     def _flush(self) -> None:
         if self._pending:

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from services.agent.backends.base import EngineRequest
+from services.agent.backends.settings import RemoteSettings
 from shared.contracts.base import Seconds
 from shared.contracts.models import ModelEntry
 from shared.contracts.requests import StepDetails, Tokens
@@ -55,6 +56,30 @@ class Models(_Frame, frozen=True, array_like=True, tag=True):
     entries: tuple[ModelEntry, ...]
 
 
+class Attach(_Frame, frozen=True, array_like=True, tag=True):
+    """
+    Use a server of others that serves a model of `Models`; `Reply` names its address, as `Submit`
+    does.
+    """
+
+    model: str
+    engine_args: dict[str, Any]
+    """Arguments of an engine of the model, whose configuration checks the requests."""
+    remote: RemoteSettings
+    served: str
+    """Name of the model at the server."""
+    generates: bool = False
+    """True if the server takes whole requests in tokens (`/inference/v1/generate`)."""
+    orders: bool = False
+    """True if the server orders requests by priority."""
+
+
+class Detach(_Frame, frozen=True, array_like=True, tag=True):
+    """End all requests at a server of others, and forget the server."""
+
+    url: str
+
+
 class Submit(_Frame, frozen=True, array_like=True, tag=True):
     """Run a request. Limits count all tokens of the answer, not of the run."""
 
@@ -66,6 +91,8 @@ class Submit(_Frame, frozen=True, array_like=True, tag=True):
     """
     adapter_path: str = ""
     """Directory of the request's adapter; empty without an adapter."""
+    server: str = ""
+    """Address of the server of others that runs the request; empty: an engine of the host."""
 
 
 class Abort(_Frame, frozen=True, array_like=True, tag=True):
@@ -82,7 +109,9 @@ class Shutdown(_Frame, frozen=True, array_like=True, tag=True):
     """Shut down all engines and exit."""
 
 
-HostCommand = Activate | Warm | Drop | Models | Submit | Abort | ClearCaches | Shutdown
+HostCommand = (
+    Activate | Warm | Drop | Models | Attach | Detach | Submit | Abort | ClearCaches | Shutdown
+)
 
 
 class HostReady(_Frame, frozen=True, array_like=True, tag=True):
@@ -166,6 +195,23 @@ class RunFailed(_Frame, frozen=True, array_like=True, tag=True):
     message: str
 
 
+class RunRefused(_Frame, frozen=True, array_like=True, tag=True):
+    """A server of others refused the run, with its status, code and field."""
+
+    request_id: str
+    message: str
+    status: int
+    code: str
+    param: str | None = None
+
+
+class RunDisplaced(_Frame, frozen=True, array_like=True, tag=True):
+    """The run ended by no fault of its request, which another instance may serve."""
+
+    request_id: str
+    message: str
+
+
 class CallAnswered(_Frame, frozen=True, array_like=True, tag=True):
     """The end of a run of a call: vLLM's response, or its error with a status from 400 on."""
 
@@ -181,7 +227,9 @@ class EngineDied(_Frame, frozen=True, array_like=True, tag=True):
     message: str
 
 
-HostEvent = HostReady | Reply | Outputs | CallAnswered | RunFailed | EngineDied
+HostEvent = (
+    HostReady | Reply | Outputs | CallAnswered | RunFailed | RunRefused | RunDisplaced | EngineDied
+)
 
 
 class Connection(Generic[T]):

@@ -11,11 +11,12 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from services.agent.backends.base import EngineCall, EngineRequest
 from services.agent.backends.vllm.host.calls.applications import Applications
 from services.agent.backends.vllm.host.calls.call_core import Answered, Child
-from services.agent.backends.vllm.host.core_engine import CoreEngine
+from services.agent.backends.vllm.host.engine import Engine
 from services.agent.backends.vllm.host.runs import Run
 from services.agent.backends.vllm.shared.core_ids import core_id
 from services.agent.backends.vllm.shared.wire import RunOutput, Submit
 from shared.contracts.base import RequestId
+from shared.contracts.errors import NotActiveError
 from shared.contracts.requests import FinishReason, Progress
 
 
@@ -31,27 +32,30 @@ class CallRun:
         numbers: Numbers of runs in the engine's core.
         adapter_path: Directory of the run's adapter; empty without an adapter.
         on_output: Called with each output of an answer.
-        on_death: Called with the error if the engine has died.
+        on_lost: Called with this run and the error if the engine has died, or if another instance
+            may serve the call.
     """
 
     def __init__(
         self,
         request: EngineRequest,
         call: EngineCall,
-        engine: CoreEngine,
+        engine: Engine,
         numbers: "count[int]",
         *,
         adapter_path: str,
         on_output: Callable[[RunOutput], None],
-        on_death: Callable[[Run, Exception], None],
+        on_lost: Callable[["CallRun", Exception], None],
     ) -> None:
+        self.run_id = request.request_id
+        self.model = request.model
         self._request = request
         self._call = call
         self._engine = engine
         self._numbers = numbers
         self._adapter_path = adapter_path
         self._on_output = on_output
-        self._on_death = on_death
+        self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._children: asyncio.Queue[Child] = asyncio.Queue()
         self._runs: list[Run] = []
@@ -93,7 +97,9 @@ class CallRun:
     async def _run_child(self, child: Child) -> None:
         known = self._call.children
         progress = known[child.index] if child.index < len(known) else Progress()
-        answer = ChildRun(child, progress, on_output=self._send, on_death=self._on_death)
+        answer = ChildRun(
+            child, progress, on_output=self._send, on_lost=lambda error: self._on_lost(self, error)
+        )
         self._report_prompt(child)
         if progress.finish_reason is not None:
             answer.complete(progress.finish_reason)
@@ -111,14 +117,12 @@ class CallRun:
                 self._engine,
                 end,
                 on_output=answer.on_output,
-                on_error=answer.on_error,
+                on_error=lambda _, error: answer.on_error(error),
             )
             self._runs.append(run)
             await run.begin()
-        except EngineDeadError as error:
-            answer.on_error(run, error)
         except Exception as error:  # noqa: BLE001 - the application gets every refusal of vLLM
-            child.refuse(str(error))
+            answer.on_error(error)
 
     def _send(self, child: Child, output: RunOutput) -> None:
         """Send an output of a child as one of the call."""
@@ -152,7 +156,8 @@ class ChildRun:
         child: The request for the answer.
         progress: Progress of the answer.
         on_output: Called with each output of the engine.
-        on_death: Called with the run and the error if the engine has died.
+        on_lost: Called with the error if the engine has died, or if another instance may serve the
+            call.
     """
 
     def __init__(
@@ -161,11 +166,11 @@ class ChildRun:
         progress: Progress,
         *,
         on_output: Callable[[Child, RunOutput], None],
-        on_death: Callable[[Run, Exception], None],
+        on_lost: Callable[[Exception], None],
     ) -> None:
         self._child = child
         self._send = on_output
-        self._on_death = on_death
+        self._on_lost = on_lost
         self._token_ids = list(progress.token_ids)
         self._details = list(progress.details)
         self._cached_tokens = 0
@@ -179,10 +184,10 @@ class ChildRun:
         if output.finish:
             self.complete(FinishReason(output.finish))
 
-    def on_error(self, run: Run, error: Exception) -> None:
-        """End the call with an error, unless the engine has died with all its runs."""
-        if isinstance(error, EngineDeadError):
-            self._on_death(run, error)
+    def on_error(self, error: Exception) -> None:
+        """End the call with an error, unless its request is not at fault."""
+        if isinstance(error, EngineDeadError | NotActiveError):
+            self._on_lost(error)
         else:
             self._child.refuse(str(error))
 

@@ -1,0 +1,1 @@
+"""Engines in servers that others run, reached in tokens over HTTP."""
