@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +13,17 @@ import pytest
 from ops.bench.vllm_serve import stock_server
 from ops.ports import free_port
 from services.engine_core.serve_arguments import serve_arguments
-from services.mesh.embedded import EmbeddedMesh
-from services.mesh.spec import EMBEDDED, AgentSpec, MeshSpec
+from services.mesh.processes import ProcessMesh
+from services.mesh.spec import AgentSpec, MeshSpec
 from shared.contracts.models import Form, ModelEntry
 from shared.models.registry import ModelRegistry, write_registry
 from shared.models.tiny import TINY_MODELS, make_tiny_models
+from tests.brokers import RabbitServer, rabbit_targets
 from tests.differential.cells import MODEL, asked
 from tests.differential.models import with_parsers
 from tests.differential.test_differential import answers, differences
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.rabbitmq, pytest.mark.vllm, pytest.mark.slow]
 LEAST_EQUAL = 0.97
 
 
@@ -39,7 +40,7 @@ FLAGS: dict[Form, tuple[str, ...]] = {"bodies": (), "tokens": ("--enable-scale-o
 
 
 @asynccontextmanager
-async def both(directory: Path, form: Form) -> AsyncIterator[Clients]:
+async def both(broker: str, directory: Path, form: Form) -> AsyncIterator[Clients]:
     """
     Clients of `vllm serve`, and of a mesh in front of it, which has vLLM's front for tokens only.
     """
@@ -53,7 +54,7 @@ async def both(directory: Path, form: Form) -> AsyncIterator[Clients]:
     async with stock_server((*serve_arguments(entry, [MODEL]), *FLAGS[form]), log) as server:
         remote = {"models": [MODEL], "engine": {"remote": {"url": server.url}}}
         spec = MeshSpec(
-            broker=EMBEDDED,
+            broker=broker,
             registry=registry,
             log_dir=directory / "log",
             gateway_port=free_port(),
@@ -61,7 +62,7 @@ async def both(directory: Path, form: Form) -> AsyncIterator[Clients]:
             agents=(AgentSpec(instance_id="attached", engine="remote", settings=remote),),
         )
         async with (
-            EmbeddedMesh(spec),
+            ProcessMesh(spec),
             httpx.AsyncClient(base_url=server.url, timeout=120.0) as direct,
             httpx.AsyncClient(base_url=spec.gateway_url, timeout=120.0) as mesh,
         ):
@@ -69,13 +70,16 @@ async def both(directory: Path, form: Form) -> AsyncIterator[Clients]:
 
 
 @pytest.mark.parametrize("form", ["bodies", "tokens"])
-async def test_seeded_bodies_are_answered_as_by_the_server(tmp_path: Path, form: Form) -> None:
+async def test_seeded_bodies_are_answered_as_by_the_server(
+    rabbit_servers: Callable[[str], RabbitServer], tmp_path: Path, form: Form
+) -> None:
     """`HEADWAY_DIFFERENTIAL=480` compares bodies of every cell."""
     number = int(os.environ.get("HEADWAY_DIFFERENTIAL", "80"))
     bodies = asked(0, number)
-    async with both(tmp_path, form) as clients:
-        expected = await answers(clients.server, bodies)
-        found = await answers(clients.mesh, bodies)
+    with rabbit_servers(rabbit_targets()[0]).fresh_url() as broker:
+        async with both(broker, tmp_path, form) as clients:
+            expected = await answers(clients.server, bodies)
+            found = await answers(clients.mesh, bodies)
     different = differences(bodies, expected, found, draws=False)
     print(json.dumps({"form": form, "bodies": number, "different": len(different)}))
     for body, text in different.items():
