@@ -56,6 +56,8 @@ class Ending(Enum):
     """The producer no longer needs this run, so no final reply is sent."""
     CANCELLED = "cancelled"
     """The producer cancelled the request, so the final reply is an error."""
+    EXPIRED = "expired"
+    """The request has reached its end, so the final reply is an error."""
     SWAPPED_OUT = "swapped_out"
     """The run leaves the engine, and the instance keeps the request to resume it here."""
 

@@ -14,6 +14,7 @@ from shared.contracts.plans import PlanPublished, Segment
 from shared.contracts.requests import MAX_HISTORY, HistoryEntry
 from shared.contracts.telemetry import Capability, InstanceTotals
 from solver.instance.events import EngineView, ModelFacts
+from solver.instance.held_ends import HeldEnds
 from solver.instance.renewal.renewals import Renewals
 from solver.instance.request import Held
 from solver.instance.requests import Requests
@@ -79,6 +80,8 @@ class Totals:
     """Number of copies that have replaced the deliveries of held requests."""
     connections_lost: int = 0
     relegated: int = 0
+    expired: Counter[str] = field(default_factory=Counter)
+    """Place -> number of requests that reached their ends there: `pull`, `window` or `run`."""
     swaps: int = 0
     crashes: int = 0
     prompt_tokens: int = 0
@@ -213,6 +216,7 @@ class InstanceState:
         self.now = now
         self.engine = EngineView()
         self.room = Room(settings.bounds)
+        self.ends = HeldEnds()
         self.requests = Requests(Window(aging_bound_s=settings.aging_bound_s), self.room)
         self.order = PullOrder(poll_s=settings.poll_s, most_poll_s=MOST_POLL_S)
         self.pulls: Counter[str] = Counter()

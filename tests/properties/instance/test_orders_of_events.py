@@ -10,9 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from shared.contracts.ends import NEVER
 from solver.instance import admit, end, operations, pull
 from solver.instance import instance as control
 from solver.instance.commands import Command, Discard, Renew
+from solver.instance.held_ends import HeldEnds
 from solver.instance.renewal.renewals import Renewals
 from solver.instance.request import EDGES, Ending, Held, Phase
 from solver.instance.requests import Requests
@@ -165,6 +167,13 @@ MUTATIONS: dict[str, Mutation] = {
     "a renewal acknowledges before the confirm": _acknowledges_before_the_confirm,
     "a copy of a request that has left is served": lambda patch: patch.setattr(
         Renewals, "left_with_copies", _does_nothing
+    ),
+    "an end is not noted": lambda patch: patch.setattr(HeldEnds, "schedule", _does_nothing),
+    "the end of a pulled request is ignored": lambda patch: patch.setattr(
+        pull, "end_of", lambda _held: NEVER
+    ),
+    "a request is dropped early": lambda patch: patch.setattr(
+        HeldEnds, "due", lambda ends, _now: (entry[2] for entry in [*ends._heap[:1]])
     ),
     "the engine's death ends no run": lambda patch: patch.setattr(
         end, "_on_death", _without_commands
