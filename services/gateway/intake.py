@@ -25,6 +25,7 @@ from shared.contracts.checks import (
     effective_sampling,
     effective_slo,
 )
+from shared.contracts.ends import accepted_ends
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import InferenceRequest
 from shared.contracts.models import ModelEntry
@@ -107,6 +108,7 @@ class Intake:
         check_task(ingress, entry)
         limits = self._settings.limits
         slo = effective_slo(ingress, now=arrived_at, limits=limits)
+        ends = accepted_ends(ingress, now=arrived_at)
         importance = effective_importance(ingress)
         tokens = self._tokenizers[ref.base].encode(body.content)
         if not tokens:
@@ -123,6 +125,9 @@ class Intake:
             slo=slo,
             importance=importance,
             service_tier=None,
+            expires_at=ends.expires_at,
+            ttl_s=None,
+            not_before=ends.not_before,
         )
         sampling = effective_sampling(
             ingress, entry=entry, prompt_tokens=len(tokens), limits=limits
