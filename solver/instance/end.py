@@ -22,8 +22,7 @@ from solver.instance.commands import (
     Return,
 )
 from solver.instance.events import Begun, Departed, Ended, Outgrown, Rendered, RunEnd, Stranded
-from solver.instance.held_ends import end_of
-from solver.instance.request import Ending, Held, Lease
+from solver.instance.request import Ending, Held, Lease, Phase
 from solver.instance.state import InstanceState
 
 CANCELLED = ErrorInfo(
@@ -132,7 +131,7 @@ def _on_death(instance: InstanceState, held: Held, now: UnixTime) -> Iterator[Co
     ending = held.run.ending if held.run is not None else None
     if ending in (Ending.STOPPED, Ending.CANCELLED, Ending.EXPIRED):
         yield from _by_ending(instance, held, ending, now)
-    elif end_of(held).at <= now:
+    elif held.end.at <= now:
         yield from fail_expired(instance, held, RUN)
     elif held.request.attempts.crashes + 1 >= MAX_CRASHES:
         yield from fail(instance, held, _POISON, DeadLetter(error=_POISON))
@@ -150,7 +149,7 @@ def _by_ending(
             yield from _depart(instance, held, "stopped by its producer")
         case Ending.CANCELLED:
             yield from fail(instance, held, CANCELLED)
-        case _ if ending is Ending.EXPIRED or end_of(held).at <= now:
+        case _ if ending is Ending.EXPIRED or held.end.at <= now:
             yield from fail_expired(instance, held, RUN)
         case Ending.EVICTED:
             yield from evict(instance, held, now, "" if held.run is None else held.run.why)
@@ -174,6 +173,19 @@ def fail(
     yield from _depart(instance, held, f"failed: {error.code}", Failure(error=error), *copies)
 
 
+def expire(instance: InstanceState, now: UnixTime) -> Iterator[Command]:
+    """
+    End the held requests that are past their ends, and abort their runs.
+
+    A run that is being ended for another reason ends as expired when the engine has ended it.
+    """
+    for held in instance.requests.ends.due(now):
+        if held.phase in (Phase.WAITING, Phase.RESTING):
+            yield from fail_expired(instance, held, WINDOW)
+        elif held.phase is Phase.RUNNING:
+            yield from abort(instance, held, Ending.EXPIRED)
+
+
 def fail_expired(instance: InstanceState, held: Held, place: str) -> Iterator[Command]:
     """End a request that has reached its end; the final reply says how far it came."""
     instance.totals.expired[place] += 1
@@ -188,7 +200,7 @@ def fail_expired(instance: InstanceState, held: Held, place: str) -> Iterator[Co
         where = f"it waited {waited_s:.3f} s on instance {us}, {tokens}"
     else:
         where = f"it ran on instance {us}, {tokens}"
-    end = end_of(held)
+    end = held.end
     if end.at > instance.now:  # its first token came while the run was being aborted
         end = nearest_end(request)
     error = expired_error(end, arrived_at=request.arrived_at, place=where)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from shared.contracts.base import RunId, UnixTime
-from solver.instance import admit, end, expiry, follow, models, planless, pull
+from solver.instance import admit, end, follow, models, planless, pull
 from solver.instance.commands import Command, WakeAt
 from solver.instance.events import (
     Added,
@@ -80,7 +80,7 @@ def _settle(instance: InstanceState, now: UnixTime) -> Iterator[Command]:
     if instance.wake_at <= now:
         _wake(instance, now)  # another event was handled just before the `Wake`
     yield from models.forget_stopped(instance, now)
-    yield from expiry.expire(instance, now)
+    yield from end.expire(instance, now)
     while True:
         yield from instance.scripts.advance(now)
         work = instance.work
@@ -116,7 +116,7 @@ def _next_at(instance: InstanceState, now: UnixTime) -> UnixTime:
         planless.next_at(instance),
         models.next_at(instance),
         renew.next_at(instance),
-        instance.ends.next_at,
+        instance.requests.ends.next_at,
         _lease_at(instance, now),
     )
 

@@ -15,7 +15,6 @@ from solver.instance.events import (
     Retired,
     Retiring,
 )
-from solver.instance.held_ends import end_of
 from solver.instance.renewal import renew
 from solver.instance.request import Held
 from solver.instance.state import InstanceState
@@ -122,7 +121,7 @@ def on_delivered(instance: InstanceState, event: Delivered, now: UnixTime) -> It
     instance.work.admit = True
     if instance.is_cancelled(held):
         yield from end.fail(instance, held, end.CANCELLED)
-    elif end_of(held).at <= now:
+    elif held.end.at <= now:
         yield from end.fail_expired(instance, held, end.PULL)
     elif request.model.base != instance.model or not instance.may_pull:
         yield from end.hand_back(instance, held)
@@ -130,7 +129,6 @@ def on_delivered(instance: InstanceState, event: Delivered, now: UnixTime) -> It
         yield from end.relegate(instance, held)
     else:
         instance.requests.hold(held)
-        instance.ends.schedule(held)
         instance.renewals.schedule(held, now)
 
 
@@ -204,7 +202,6 @@ def _join(instance: InstanceState, known: Held, held: Held, now: UnixTime) -> It
         instance.requests.join(known, held.tags)
     elif same and known.only_waits:
         instance.requests.replace(known, held)
-        instance.ends.schedule(known)
     else:
         # Dropping the newer copy of a running request could lose it: the producer may stop the
         # older run as superseded.

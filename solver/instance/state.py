@@ -14,7 +14,6 @@ from shared.contracts.plans import PlanPublished, Segment
 from shared.contracts.requests import MAX_HISTORY, HistoryEntry
 from shared.contracts.telemetry import Capability, InstanceTotals
 from solver.instance.events import EngineView, ModelFacts
-from solver.instance.held_ends import HeldEnds
 from solver.instance.renewal.renewals import Renewals
 from solver.instance.request import Held
 from solver.instance.requests import Requests
@@ -216,7 +215,6 @@ class InstanceState:
         self.now = now
         self.engine = EngineView()
         self.room = Room(settings.bounds)
-        self.ends = HeldEnds()
         self.requests = Requests(Window(aging_bound_s=settings.aging_bound_s), self.room)
         self.order = PullOrder(poll_s=settings.poll_s, most_poll_s=MOST_POLL_S)
         self.pulls: Counter[str] = Counter()

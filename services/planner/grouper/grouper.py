@@ -13,10 +13,9 @@ import structlog
 
 from services.planner.grouper.admission import check_admission
 from services.planner.grouper.expiry import Expiry
-from services.planner.grouper.holding import held_for_s, hold
 from services.planner.grouper.intake import Intake, request_id_of
 from services.planner.grouper.refusals import dead_letter, error_info, send_failure
-from services.planner.queued import queued_message
+from services.planner.queued import held_for_s, hold, queued_message
 from services.planner.routed.routing import Routing
 from services.planner.settings import GrouperSettings
 from services.planner.state import GrouperState, identity

@@ -14,10 +14,9 @@ from shared.contracts.ends import NEVER
 from solver.instance import admit, end, operations, pull
 from solver.instance import instance as control
 from solver.instance.commands import Command, Discard, Renew
-from solver.instance.held_ends import HeldEnds
 from solver.instance.renewal.renewals import Renewals
 from solver.instance.request import EDGES, Ending, Held, Phase
-from solver.instance.requests import Requests
+from solver.instance.requests import HeldEnds, Requests
 from solver.instance.room import Room
 from solver.instance.state import InstanceState
 from tests.properties.instance.world import World, WrongError
@@ -169,9 +168,7 @@ MUTATIONS: dict[str, Mutation] = {
         Renewals, "left_with_copies", _does_nothing
     ),
     "an end is not noted": lambda patch: patch.setattr(HeldEnds, "schedule", _does_nothing),
-    "the end of a pulled request is ignored": lambda patch: patch.setattr(
-        pull, "end_of", lambda _held: NEVER
-    ),
+    "an end is unknown": lambda patch: patch.setattr(Held, "end", NEVER),
     "a request is dropped early": lambda patch: patch.setattr(
         HeldEnds, "due", lambda ends, _now: (entry[2] for entry in [*ends._heap[:1]])
     ),

@@ -24,7 +24,7 @@ from solver.scheduling.engine.decision import (
     RequestView,
     SchedulingPolicy,
 )
-from solver.scheduling.engine.run_ends import RunEnds
+from solver.scheduling.run_ends import RunEnds
 
 
 class SimulatedEngineCore:

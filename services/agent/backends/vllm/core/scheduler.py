@@ -25,7 +25,7 @@ from services.agent.backends.vllm.shared.prefill_reports import PrefillTimeRepor
 from services.agent.backends.vllm.shared.qos import qos_in_core
 from services.agent.backends.vllm.shared.stats import StatsWriter, rank_path
 from shared.contracts.telemetry import Iteration
-from solver.scheduling.engine.run_ends import RunEnds
+from solver.scheduling.run_ends import RunEnds
 
 
 class Timed:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.contracts.base import RequestId
-from solver.scheduling.engine.run_ends import RunEnds
+from solver.scheduling.run_ends import RunEnds
 
 A, B = RequestId("a"), RequestId("b")
 
