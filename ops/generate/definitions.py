@@ -208,7 +208,7 @@ def definitions(*, vhost: str = "/", passwords: dict[str, str] | None = None) ->
                 "auto_delete": False,
                 "arguments": queue_arguments(spec),
             }
-            for spec in topology.QUEUES
+            for spec in (*topology.QUEUES, *topology.DELAY_QUEUES)
             if spec.name not in _OMITTED
         ],
         "bindings": [
@@ -220,7 +220,7 @@ def definitions(*, vhost: str = "/", passwords: dict[str, str] | None = None) ->
                 "routing_key": spec.routing_key,
                 "arguments": {},
             }
-            for spec in topology.BINDINGS
+            for spec in (*topology.BINDINGS, *topology.DELAY_BINDINGS)
             if spec.queue not in _OMITTED
         ],
     }

@@ -25,6 +25,7 @@ from shared.broker.retry import Backoff, publish_until_confirmed, publish_until_
 from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import InstanceId, RequestId, UnixTime, encode
 from shared.contracts.checks import prompt_text
+from shared.contracts.ends import expiration_s
 from shared.contracts.errors import MessageTooLargeError
 from shared.contracts.lanes import inbox_name
 from shared.contracts.requests import (
@@ -213,7 +214,7 @@ class Departures:
             self._broker,
             topology.LANES,
             inbox,
-            _message_of(request, headers),
+            _message_of(request, headers, now=self._clock.now()),
             give_up_after_s=RENEW_WITHIN_S,
         )
 
@@ -334,7 +335,7 @@ class Departures:
 
     async def _queue(self, queue: str, request: QueuedRequest) -> None:
         """Publish a request to a work queue until the broker confirms it, and notify agents."""
-        message = _message_of(request)
+        message = _message_of(request, now=self._clock.now())
         for delay_s in _BACKOFF.delays():
             if await self._queues.publish(queue, message) is PublishOutcome.CONFIRMED:
                 break
@@ -356,8 +357,14 @@ class Departures:
 
 
 def _message_of(
-    request: QueuedRequest, headers: dict[str, HeaderValue] | None = None
+    request: QueuedRequest,
+    headers: dict[str, HeaderValue] | None = None,
+    *,
+    now: UnixTime | None = None,
 ) -> OutMessage:
+    """
+    The message with a request; in a work queue, where it is published *now*, it lasts to its end.
+    """
     return OutMessage(
         body=encode(request),
         kind="request.queued.v1",
@@ -365,4 +372,5 @@ def _message_of(
         correlation_id=request.request_id,
         reply_to=request.reply_to,
         headers=headers or {},
+        expiration_s=None if now is None else expiration_s(request, now),
     )

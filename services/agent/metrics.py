@@ -89,6 +89,15 @@ def _series() -> list[Series[Sources]]:
     return [
         *(gauge(name, text, read) for name, text, read in _rows(GAUGES)),
         *(counter(name, text, read) for name, text, read in _rows(COUNTERS)),
+        counter(
+            "headway_agent_requests_expired",
+            "Requests that reached their ends: when they were pulled, in the window or as runs",
+            lambda sources: [
+                ((place,), float(count))
+                for place, count in sorted(sources.instance.totals.expired.items())
+            ],
+            "place",
+        ),
         gauge(
             "headway_agent_plan_epoch",
             "Epoch of the current plan",

@@ -24,7 +24,8 @@ from services.agent.backends.base import (
 from services.agent.call_answer import CallAnswer, CallText
 from services.agent.outbox import Outbox
 from services.agent.servable import ServableModels
-from shared.contracts.base import InstanceId, RequestId, RunId, Seconds
+from shared.contracts.base import InstanceId, RequestId, RunId, Seconds, UnixTime
+from shared.contracts.ends import end_with_tokens, end_without_token
 from shared.contracts.errors import ContractError, EngineError, MeshError, NotActiveError
 from shared.contracts.requests import (
     ErrorInfo,
@@ -403,6 +404,8 @@ class Runs:
         """The engine's request, which continues after the request's progress."""
         request = run.request
         entry = self._models.entries[request.model.base]
+        has_begun = run.answer.first_token_at is not None or request.num_answers > 1
+        first_token_by = end_without_token(request).at
         return EngineRequest(
             request_id=run.engine_id,
             origin=request.request_id,
@@ -420,7 +423,14 @@ class Runs:
             payload=request.payload,
             input_lengths=request.input_lengths,
             checkpointed=run.command.checkpointed,
+            expires_at=_finite(end_with_tokens(request).at),
+            # The first token of any answer counts, and the engine knows single answers.
+            first_token_by=None if has_begun else _finite(first_token_by),
         )
+
+
+def _finite(at: UnixTime) -> UnixTime | None:
+    return None if at == math.inf else at
 
 
 def _end_of(answer: Answer, error: Exception | None) -> tuple[RunEnd, ErrorInfo | None]:

@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from shared.contracts.base import RequestId, TenantId, UnixTime
+from shared.contracts.ends import Ends
 from shared.contracts.qos import Importance, Slo
 from shared.contracts.requests import ErrorInfo, RequestCompleted
 
@@ -29,6 +30,7 @@ class Call:
     slo: Slo
     importance: Importance
     stream: bool
+    ends: Ends = field(default_factory=Ends)
     priority: int = 0
     """Priority of the call's requests; higher values are served first."""
     application: str | None = None

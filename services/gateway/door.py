@@ -20,6 +20,7 @@ from services.gateway.state import Gateway
 from shared.api.calls import OWN_FIELDS, CallBody, CallFields, call_body, call_fields
 from shared.contracts.base import ModelName, Seconds, TenantId
 from shared.contracts.checks import effective_importance, effective_slo
+from shared.contracts.ends import accepted_ends
 from shared.contracts.errors import ContractError, MeshError, TransientError
 from shared.contracts.ingress import InferenceRequest
 from shared.contracts.requests import ErrorInfo
@@ -161,7 +162,7 @@ class Door:
         Fields of the call that the mesh needs.
 
         Raises:
-            ContractError: A target, the priority or the service tier is invalid.
+            ContractError: A target, an end, the priority or the service tier is invalid.
         """
         gateway = self._gateway
         arrived_at = gateway.clock.now()
@@ -182,6 +183,7 @@ class Door:
             tenant=tenant,
             arrived_at=arrived_at,
             slo=effective_slo(targets, now=arrived_at, limits=gateway.settings.limits),
+            ends=accepted_ends(body, now=arrived_at),
             importance=effective_importance(targets),
             stream=bool(body.stream),
             priority=priority,

@@ -26,6 +26,7 @@ from shared.contracts.checks import (
     effective_sampling,
     effective_slo,
 )
+from shared.contracts.ends import accepted_ends
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import InferenceRequest
 from shared.contracts.models import ModelEntry
@@ -110,6 +111,7 @@ class Intake:
         check_task(ingress, self._registry.entry(ref.base))
         limits = self._settings.limits
         slo = effective_slo(ingress, now=arrived_at, limits=limits)
+        ends = accepted_ends(ingress, now=arrived_at)
         importance = effective_importance(ingress)
         ref = self._fallbacks.chosen(
             body.model,
@@ -135,6 +137,9 @@ class Intake:
             slo=slo,
             importance=importance,
             service_tier=None,
+            expires_at=ends.expires_at,
+            ttl_s=None,
+            not_before=ends.not_before,
         )
         sampling = effective_sampling(
             ingress, entry=entry, prompt_tokens=len(tokens), limits=limits

@@ -9,7 +9,7 @@ from msgspec import Meta
 from shared.api.unsupported import UnsupportedFields, refuse_unsupported
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import InferenceRequest, Label, RequestedSlo
-from shared.contracts.qos import Importance
+from shared.contracts.qos import Importance, OnLate, PositiveSeconds
 from shared.contracts.requests import ChatMessage, Tokens
 
 MAX_PRIORITY = 1000
@@ -17,6 +17,7 @@ SAME_IN_INGRESS = (
     *("model", "max_tokens", "max_completion_tokens", "min_tokens", "temperature", "top_p"),
     *("top_k", "seed", "stop", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("ignore_eos", "service_tier", "importance", "application", "slo", "deadline"),
+    *("expires_at", "ttl_s", "not_before", "on_late"),
 )
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
 _MISSING = re.compile(r"missing required field `(\w+)`")
@@ -61,6 +62,14 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     """Absolute deadline of the request's completion, Unix seconds."""
     importance: Importance | None = None
     application: Label | None = None
+    expires_at: float | None = None
+    """Time at which the request ends without an answer, Unix seconds."""
+    ttl_s: PositiveSeconds | None = None
+    """Time from the arrival, or from `not_before`, until the request ends without an answer."""
+    not_before: float | None = None
+    """Time until which the request is held, Unix seconds."""
+    on_late: OnLate | None = None
+    """What happens to the request at its deadline."""
 
 
 class ChatBody(Body, frozen=True, kw_only=True):

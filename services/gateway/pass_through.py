@@ -63,6 +63,9 @@ def _published(call: Call, endpoint: str, body: bytes) -> CallRequest:
         importance=call.importance,
         priority=call.priority,
         arrived_at=call.arrived_at,
+        expires_at=call.ends.expires_at,
+        not_before=call.ends.not_before,
+        on_late=call.ends.on_late,
     )
 
 

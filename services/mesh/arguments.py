@@ -1,10 +1,13 @@
 """Arguments of the command `headway`."""
 
 import argparse
+import math
 from pathlib import Path
 
 from services.mesh.spec import EMBEDDED
+from shared.contracts.base import UnixTime
 from shared.contracts.errors import SettingsError
+from shared.contracts.qos import OnLate
 from shared.runtime.arguments import HelpFormatter
 
 OF_ONE_REQUEST = (
@@ -17,6 +20,9 @@ OF_ONE_REQUEST = (
     "--ttlt",
     "--application",
     "--importance",
+    "--ttl",
+    "--on-late",
+    "--not-before",
     "--endpoint",
     "--body",
 )
@@ -211,6 +217,22 @@ def _submit(submit: argparse.ArgumentParser) -> None:
         "--importance", choices=("low", "high"), help="importance of the request; affects its lane"
     )
     submit.add_argument(
+        "--ttl",
+        type=float,
+        metavar="SECONDS",
+        help="seconds after which the request ends without its answer",
+    )
+    submit.add_argument(
+        "--on-late",
+        choices=tuple(each.value for each in OnLate),
+        help="serve the request after its deadline, or drop it then",
+    )
+    submit.add_argument(
+        "--not-before",
+        metavar="TIME",
+        help="time until which the request is held: Unix seconds, or +SECONDS from now",
+    )
+    submit.add_argument(
         "--final",
         action="store_true",
         help=("deliver only the whole answer, without streaming tokens"),
@@ -251,6 +273,24 @@ def check_submit(options: argparse.Namespace) -> None:
     of_body = [name for name in OF_BODY if name in given]
     if options.endpoint is not None and of_body:
         raise SettingsError(f"{of_body[0]} has no effect with --endpoint: set it in --body")
+
+
+def begin_time(text: str | None, now: UnixTime) -> UnixTime | None:
+    """
+    The time of `--not-before`.
+
+    Raises:
+        SettingsError: The text is neither a Unix time nor a number of seconds after a plus sign.
+    """
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise SettingsError(f"--not-before is {text!r}; it must be Unix seconds, or +SECONDS")
+    return now + seconds if text.startswith("+") else seconds
 
 
 def _value(options: argparse.Namespace, argument: str) -> object:

@@ -44,7 +44,7 @@ from shared.contracts.errors import (
 )
 from shared.contracts.ingress import InferenceRequest
 from shared.contracts.lanes import LaneLayout
-from shared.contracts.qos import Importance, Slo
+from shared.contracts.qos import Importance, OnLate, Slo
 from shared.contracts.requests import ReplyMode, RequestFailed
 from shared.models.registry import ModelRegistry, write_registry
 from shared.models.tiny import make_tiny_models
@@ -197,6 +197,8 @@ def _shower(options: Options) -> Callable[[str], None]:
 def _request(options: Options) -> Request:
     slo = Slo(ttft_s=options.ttft, tbt_s=options.tbt, ttlt_s=options.ttlt)
     importance = None if options.importance is None else Importance(options.importance)
+    not_before = arguments.begin_time(options.not_before, SystemClock().now())
+    on_late = None if options.on_late is None else OnLate(options.on_late)
     if options.endpoint is not None:
         return call_request(
             options.endpoint,
@@ -205,6 +207,9 @@ def _request(options: Options) -> Request:
             application=options.application,
             importance=importance,
             slo=None if slo == Slo() else slo,
+            ttl_s=options.ttl,
+            not_before=not_before,
+            on_late=on_late,
         )
     if options.model is None or options.prompt is None:
         raise SettingsError("submit needs --model and a prompt, --endpoint and --body, or --file")
@@ -217,6 +222,9 @@ def _request(options: Options) -> Request:
         application=options.application,
         importance=importance,
         slo=slo,
+        ttl_s=options.ttl,
+        not_before=not_before,
+        on_late=on_late,
     )
 
 

@@ -19,6 +19,7 @@ from shared.contracts.telemetry import (
     LanesPulled,
     LeaderTick,
     RequestObserved,
+    RequestsExpired,
 )
 
 log = structlog.get_logger()
@@ -44,8 +45,17 @@ async def on_routed_status(message: InstanceStatus, grouper: Grouper, _delivery:
 
 async def on_prefills(message: PrefillsObserved, grouper: Grouper, _delivery: Delivery) -> None:
     """Handle an instance's report of first tokens."""
+    for prefill in message.prefills:
+        grouper.expiry.on_begun(prefill.request_id, prefill.tenant)
     if grouper.routing is not None:
         grouper.routing.on_prefills(message)
+
+
+async def on_requests_expired(
+    message: RequestsExpired, grouper: Grouper, _delivery: Delivery
+) -> None:
+    """Handle the requests that another grouper has ended."""
+    grouper.expiry.on_expired(message)
 
 
 async def on_router_state(message: RouterState, grouper: Grouper, _delivery: Delivery) -> None:
@@ -112,6 +122,7 @@ GROUPER_HANDLERS: dict[type[Message], Handler[Grouper]] = {
     LanesForecast: on_lanes_forecast,
     InstanceStatus: on_routed_status,
     PrefillsObserved: on_prefills,
+    RequestsExpired: on_requests_expired,
     RouterState: on_router_state,
     Profile: on_learnt,
     PrefillTrees: on_prefill_trees,

@@ -105,6 +105,17 @@ GROUPER: tuple[Series[GrouperState], ...] = (
         "Requests answered with an error",
         lambda state: state.refused,
     ),
+    counter(
+        "headway_planner_requests_held",
+        "Requests put into delay queues, because they must not begin yet",
+        lambda state: state.held,
+    ),
+    counter(
+        "headway_planner_requests_expired",
+        "Requests that this grouper ended at their ends, by the place where they waited",
+        lambda state: (((place,), count) for place, count in sorted(state.expired.items())),
+        "place",
+    ),
     gauge(
         "headway_planner_outstanding_tokens",
         "Tokens of requests that this grouper admitted and that are not finished",

@@ -12,8 +12,10 @@ import structlog
 from cachetools import FIFOCache
 
 from services.planner.grouper.dead_letter_replies import DeadLetterReplies
+from services.planner.grouper.expiry import Expiry
 from services.planner.grouper.grouper import Grouper
 from services.planner.grouper.intake import Intake
+from services.planner.grouper.watched_ends import WatchedEnds
 from services.planner.handlers import (
     GROUPER_HANDLERS,
     NOTICE_HANDLERS,
@@ -25,7 +27,7 @@ from services.planner.leader.plan_worker import PlanWorker
 from services.planner.leader.policies import GENERATOR, PLAN_POLICIES, Planner
 from services.planner.metrics import LeaderMetrics, grouper_metrics, routing_metrics
 from services.planner.routed.routing import PULL, ROUTING_POLICIES, Routing
-from services.planner.settings import Settings
+from services.planner.settings import GrouperSettings, Settings
 from services.planner.state import GrouperState, LeaderState
 from shared.broker import topology
 from shared.broker.consumer import Dispatcher
@@ -47,6 +49,8 @@ from solver.routing.shares import TenantShares
 log = structlog.get_logger()
 NOTICE_PERIOD_S = 0.01
 DISPATCH_PERIOD_S = 0.01
+EXPIRY_PERIOD_S = 0.05
+DEAD_LETTERS_AT_ONCE = 64
 TICK_PERIOD_S = 1.0
 
 
@@ -117,6 +121,14 @@ class _Planner:
         ports, broker, settings = self._ports, self._broker, self._ports.settings.grouper
         lengths = PromptLengths()
         routing = self._routing()
+        state = GrouperState(
+            shares=TenantShares(
+                max_share=settings.max_tenant_share,
+                free_tokens=settings.free_outstanding_tokens,
+            ),
+            recent=FIFOCache(settings.duplicate_memory),
+        )
+        expiry = self._expiry(state, settings)
         grouper = Grouper(
             broker=broker,
             intake=Intake(
@@ -126,26 +138,24 @@ class _Planner:
                 lengths=lengths,
             ),
             settings=settings,
-            state=GrouperState(
-                shares=TenantShares(
-                    max_share=settings.max_tenant_share,
-                    free_tokens=settings.free_outstanding_tokens,
-                ),
-                recent=FIFOCache(settings.duplicate_memory),
-            ),
+            state=state,
             clock=ports.clock,
             sender=self._name,
             incarnation=self._incarnation,
             queues=self._queues,
+            expiry=expiry,
             routing=routing,
         )
-        dead_letter_replies = DeadLetterReplies(broker=broker, clock=ports.clock)
+        dead_letter_replies = DeadLetterReplies(
+            broker=broker, clock=ports.clock, state=state, expiry=expiry
+        )
         grouper_metrics(ports.health.metrics, grouper.state, lengths)
         keys = [
             (topology.PROFILES, ""),
             (topology.CONTROL, topology.CONTROL_RETIREMENT),
             (topology.TELEMETRY, topology.OBSERVED_REQUEST_KEY),
             (topology.TELEMETRY, topology.FORECAST_KEY),
+            (topology.TELEMETRY, topology.EXPIRED_KEY),
         ]
         if routing is not None:
             routed = (topology.STATUS_KEYS, topology.PREFILLS_KEY, topology.ROUTER_KEY)
@@ -157,12 +167,33 @@ class _Planner:
         )
         await self._consume(topology.GLOBAL_REST, grouper.on_request, settings.rest_prefetch)
         await self._consume(
-            topology.DEAD_LETTER_REPLIES, dead_letter_replies.on_dead_letter, prefetch=8
+            topology.DEAD_LETTER_REPLIES, dead_letter_replies.on_dead_letter, DEAD_LETTERS_AT_ONCE
         )
+        await self._consume(topology.HELD, grouper.on_held, settings.rest_prefetch)
         self._repeat("grouper.report", settings.report_period_s, grouper.report)
         self._repeat("grouper.notices", NOTICE_PERIOD_S, grouper.send_owed_notices)
+        self._repeat("grouper.expiry", EXPIRY_PERIOD_S, expiry.end_due)
         if routing is not None:
             self._start_routing(routing)
+
+    def _expiry(self, state: GrouperState, settings: GrouperSettings) -> Expiry:
+        queue = topology.private_queue(f"grouper.{self._name}").name
+
+        async def hear_first_tokens() -> None:
+            key = topology.PREFILLS_KEY
+            await self._broker.bind(
+                BindingSpec(exchange=topology.TELEMETRY, queue=queue, routing_key=key)
+            )
+
+        return Expiry(
+            broker=self._broker,
+            state=state,
+            clock=self._ports.clock,
+            sender=self._name,
+            watched=WatchedEnds(settings.max_watched_ends),
+            ended=FIFOCache(settings.expired_memory),
+            hear_first_tokens=hear_first_tokens,
+        )
 
     def _start_routing(self, routing: Routing) -> None:
         settings = self._ports.settings.grouper.routing

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.contracts.checks import IngressLimits
-from shared.contracts.qos import Importance
+from shared.contracts.qos import Importance, OnLate, QosClass
 from shared.runtime.settings import ServiceSettings
 from solver.planning.capacity.advice import AdviceOptions
 from solver.planning.reserved_capacity import ReservedCapacityOptions
@@ -90,6 +90,21 @@ class GrouperSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     refuse_late_from: Annotated[float, Meta(gt=0, le=1)] | None = None
     """
     Probability of being late from which a request is refused; None: the request is served late.
+    """
+    on_late: dict[QosClass, OnLate] = {}
+    """
+    QoS class -> what happens at their deadlines to requests that do not say it themselves: `serve`
+    (the default) or `drop`.
+    """
+    max_watched_ends: Annotated[int, Meta(ge=0)] = 200_000
+    """
+    Maximum number of waiting requests whose ends this grouper watches. Other requests end when an
+    instance pulls them, or when they are the first of their queue.
+    """
+    expired_memory: Annotated[int, Meta(ge=0)] = 200_000
+    """
+    Number of ended requests that are remembered, so that the dead letter of a request that has
+    ended already causes no second reply.
     """
     routing: RoutingSettings = RoutingSettings()
     duplicate_memory: Annotated[int, Meta(ge=0)] = 20_000

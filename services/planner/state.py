@@ -1,6 +1,7 @@
 """The planner's state in memory; all of it can be rebuilt from messages and queue counts."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -53,6 +54,12 @@ class GrouperState:
     """Key of each request that counts in its tenant's share -> time of admission, oldest first."""
     admitted: int = 0
     refused: int = 0
+    held: int = 0
+    """Requests that were put into delay queues, once each."""
+    expired: Counter[str] = field(default_factory=Counter)
+    """Place -> number of requests that this grouper has ended at their ends."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Work queue -> number of requests that the broker has dropped from it at their ends."""
     seq: int = 0
     forecasts: dict[str, LaneForecast] = field(default_factory=dict)
     """Forecast of each lane from the leader, for the time `counted_at`."""
@@ -237,7 +244,10 @@ class LeaderState:
     def on_lanes(self, observed: LanesObserved, now: UnixTime) -> None:
         """Store the lane totals of a grouper."""
         self.lanes[observed.sender, observed.incarnation] = observed
-        totals = {queue: QueueTotal(put) for queue, put in observed.put.items()}
+        totals = {
+            queue: QueueTotal(observed.put.get(queue, 0), observed.expired.get(queue, 0))
+            for queue in observed.put.keys() | observed.expired.keys()
+        }
         self.counts.observe(observed.source, totals, now)
 
     def on_profile(self, profile: Profile) -> None:

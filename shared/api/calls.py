@@ -13,7 +13,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import Label, RequestedSlo
-from shared.contracts.qos import Importance
+from shared.contracts.qos import Importance, OnLate, PositiveSeconds
 from shared.contracts.requests import ApiCall, PromptText
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
@@ -24,7 +24,11 @@ PASSED_ENDPOINTS = (
     *("/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
 )
 """Endpoints of vLLM's API whose bodies are passed to servers that others run."""
-OWN_FIELDS = ("slo", "deadline", "importance", "application")
+OWN_FIELDS = (
+    *("slo", "deadline", "importance", "application"),
+    *("expires_at", "ttl_s", "not_before", "on_late"),
+)
+"""Fields of the mesh in bodies, which no application and no server reads."""
 REFUSED_FIELDS = (
     *("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "session_id", "use_beam_search"),
     *("data_parallel_rank", "routed_experts_prompt_start", "mm_payload", "return_mm_kwargs"),
@@ -57,6 +61,14 @@ class CallBody(Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     importance: Importance | None = None
     application: Label | None = None
+    expires_at: float | None = None
+    """Time at which the request ends without an answer, Unix seconds."""
+    ttl_s: PositiveSeconds | None = None
+    """Time from the arrival, or from `not_before`, until the request ends without an answer."""
+    not_before: float | None = None
+    """Time until which the request is held, Unix seconds."""
+    on_late: OnLate | None = None
+    """What happens to the request at its deadline."""
 
 
 def check_endpoint(endpoint: str, supported: Sequence[str] = ENDPOINTS) -> None:

@@ -33,6 +33,7 @@ def queue_arguments(spec: QueueSpec) -> dict[str, Argument]:
         "x-overflow": overflow if bounded or at_least_once else None,
         "x-single-active-consumer": spec.single_active_consumer or None,
         "x-expires": None if spec.expires_s is None else int(spec.expires_s * 1000),
+        "x-message-ttl": None if spec.message_ttl_s is None else round(spec.message_ttl_s * 1000),
     }
     return {name: value for name, value in arguments.items() if value is not None}
 

@@ -2,8 +2,9 @@
 Interface between Headway and a message broker.
 
 The interface has the features of RabbitMQ that the mesh uses: durable queues, confirms, acks,
-redelivery in order, delivery counts, dead-lettering, bounded queues, single active consumer. TTL
-and priority, which differ between RabbitMQ versions, are left out.
+redelivery in order, delivery counts, dead-lettering, bounded queues, single active consumer, queues
+that keep messages for a fixed time. The in-process broker ignores the lifetime of single messages.
+Priority, which differs between RabbitMQ versions, is left out.
 """
 
 import asyncio
@@ -74,6 +75,8 @@ class QueueSpec:
     Time without use after which the broker deletes the queue *with its messages*. This limit must
     not be set on a queue that holds work.
     """
+    message_ttl_s: float | None = None
+    """Time after which the queue dead-letters a message that no consumer has taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +103,11 @@ class OutMessage:
     user_id: str | None = None
     """
     User id of the sender; if set, it must equal the connection's user, or the publish is refused.
+    """
+    expiration_s: float | None = None
+    """
+    Time after which a queue dead-letters the message, when the message is its first; AMQP's
+    `expiration`. A message without time left is dead-lettered at once.
     """
 
 
@@ -143,6 +151,8 @@ class Delivery:
     user_id: str | None = None
     headers: Mapping[str, object] = field(default_factory=dict)
     redelivered: bool = False
+    expiration_s: float | None = None
+    """Lifetime with which the message was published."""
     delivery_count: int = 0
     """Number of earlier deliveries of this message; counted in quorum queues only."""
     settler: Callable[[Settlement], Awaitable[bool]]

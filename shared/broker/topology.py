@@ -43,6 +43,8 @@ DEAD_LETTERS = "headway.dead-letters"
 """Failed messages for inspection, each with the header `headway-reason` or the broker's reason."""
 DEAD_LETTER_REPLIES = "headway.dead-letter-replies"
 """Exchange for copies of dead letters, for which groupers send dead-letter replies to producers."""
+HELD = "headway.held"
+"""Requests that come back from delay queues, and are grouped or held again by groupers."""
 UNCLAIMED_FINALS = "headway.unclaimed-finals"
 WORK_QUEUES = "headway.work-queues"
 """Names of the work queues that exist, for new leaders (`shared/broker/queue_list.py`)."""
@@ -72,6 +74,12 @@ UNCLAIMED_TTL_S = 7 * 24 * 3600.0
 """Age at which a broker policy drops finals that no producer collected."""
 GLOBAL_MAX_BYTES = 8 * 1024**3
 
+DELAYS_MS: tuple[int, ...] = tuple(250 * 2**n for n in range(19))
+"""
+Times for which delay queues keep requests that must not begin yet: 250 ms to 18 hours. A request
+passes through several of them, each at most as long as the rest of its time.
+"""
+
 EXCHANGES: tuple[ExchangeSpec, ...] = (
     ExchangeSpec(name=REQUESTS_REST, type=ExchangeType.FANOUT),
     ExchangeSpec(name=REQUESTS, type=ExchangeType.TOPIC, alternate=REQUESTS_REST),
@@ -99,6 +107,7 @@ QUEUES: tuple[QueueSpec, ...] = (
     ),
     QueueSpec(name=ESTIMATOR, type=QueueType.CLASSIC, max_length=100_000, drop_head=True),
     QueueSpec(name=WORK_QUEUES, delivery_limit=KEPT_LIMIT),
+    replace(_WORK, name=HELD),
     QueueSpec(name=DEAD_LETTER_REPLIES, delivery_limit=KEPT_LIMIT),
     QueueSpec(
         name=DEAD_LETTERS,
@@ -121,9 +130,29 @@ BINDINGS: tuple[BindingSpec, ...] = (
     BindingSpec(exchange=TELEMETRY, queue=ESTIMATOR, routing_key="observed.#"),
     BindingSpec(exchange=TELEMETRY, queue=ESTIMATOR, routing_key="status.#"),
     BindingSpec(exchange=LANES, queue=WORK_QUEUES, routing_key=WORK_QUEUES),
+    BindingSpec(exchange=LANES, queue=HELD, routing_key=HELD),
     BindingSpec(exchange=DEAD, queue=DEAD_LETTERS, routing_key=""),
     BindingSpec(exchange=DEAD, queue=DEAD_LETTER_REPLIES, routing_key=""),
     BindingSpec(exchange=UNCLAIMED, queue=UNCLAIMED_FINALS, routing_key=""),
+)
+
+
+DELAY_QUEUES: tuple[QueueSpec, ...] = tuple(
+    QueueSpec(
+        name=f"headway.delay.{delay_ms}",
+        delivery_limit=KEPT_LIMIT,
+        dead_letter_exchange=LANES,
+        dead_letter_routing_key=HELD,
+        message_ttl_s=delay_ms / 1000,
+    )
+    for delay_ms in DELAYS_MS
+)
+"""
+Queues without consumers: each keeps a message for its time, and then moves it to `HELD`. The
+first request that is held creates the queues that it needs; a definitions file has all of them.
+"""
+DELAY_BINDINGS: tuple[BindingSpec, ...] = tuple(
+    BindingSpec(exchange=LANES, queue=queue.name, routing_key=queue.name) for queue in DELAY_QUEUES
 )
 
 
@@ -141,6 +170,18 @@ async def declare(broker: Broker) -> None:
             await broker.declare_queue(queue)
         for binding in BINDINGS:
             await broker.bind(binding)
+
+
+def delay_queue(left_s: float) -> QueueSpec:
+    """The queue of the longest delay that is at most *left_s*; the shortest one if none is."""
+    fitting = [queue for queue in DELAY_QUEUES if (queue.message_ttl_s or 0.0) <= left_s]
+    return fitting[-1] if fitting else DELAY_QUEUES[0]
+
+
+async def declare_delay_queue(broker: Broker, queue: QueueSpec) -> None:
+    """Create one of `DELAY_QUEUES`, and bind it under its own name to `headway.lanes`."""
+    await broker.declare_queue(queue)
+    await broker.bind(BindingSpec(exchange=LANES, queue=queue.name, routing_key=queue.name))
 
 
 def work_queue(name: str) -> QueueSpec:
@@ -321,6 +362,8 @@ LANES_PULLED_KEY = "lanes.agent"
 ALARM_KEY = "alarm.estimator"
 FORECAST_KEY = "forecast.leader"
 TICK_KEY = "tick.planner"
+EXPIRED_KEY = "expired.grouper"
+"""Routing key of groupers' notices about requests that they have ended."""
 
 
 def plan_key(instance_id: str) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Raw
 
 from shared.contracts.base import Value
-from shared.contracts.qos import Importance, Slo
+from shared.contracts.qos import Importance, OnLate, PositiveSeconds, Slo
 from shared.contracts.requests import ChatMessage, EnginePayload, ReplyMode
 
 Identifier = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
@@ -81,14 +81,25 @@ class InferenceRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
     """
     Number of tokens of each input of a pooling model; used only from trusted publishers.
     """
+    expires_at: float | None = None
+    """Time at which the request ends without an answer, wherever it is, Unix seconds."""
+    ttl_s: PositiveSeconds | None = None
+    """Time from the arrival, or from `not_before`, until the request ends without an answer."""
+    not_before: float | None = None
+    """
+    Time until which the request is held, Unix seconds. Targets that are relative to the arrival
+    count from this time.
+    """
+    on_late: OnLate | None = None
+    """What happens at the deadline; the default is the grouper's for the request's QoS class."""
 
 
 class CallRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
     """
     Body of a message to `headway.requests` in the form of HTTP.
 
-    `body` may also contain `slo`, `deadline`, `importance` and `application`, as over HTTP; the
-    fields here have precedence.
+    `body` may also contain `slo`, `deadline`, `importance`, `application`, `expires_at`, `ttl_s`,
+    `not_before` and `on_late`, as over HTTP; the fields here have precedence.
     """
 
     endpoint: str
@@ -122,6 +133,17 @@ class CallRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
     """The default is `stream` if `body` asks for a stream, else `final`."""
     arrived_at: float | None = None
     """Time at which the request reached the mesh; used only from trusted publishers."""
+    expires_at: float | None = None
+    """Time at which the request ends without an answer, wherever it is, Unix seconds."""
+    ttl_s: PositiveSeconds | None = None
+    """Time from the arrival, or from `not_before`, until the request ends without an answer."""
+    not_before: float | None = None
+    """
+    Time until which the request is held, Unix seconds. Targets that are relative to the arrival
+    count from this time.
+    """
+    on_late: OnLate | None = None
+    """What happens at the deadline; the default is the grouper's for the request's QoS class."""
 
 
 class QueueItem(Value, frozen=True, kw_only=True, omit_defaults=True):

@@ -34,6 +34,18 @@ class Importance(Enum):
     HIGH = "high"
 
 
+class OnLate(Enum):
+    """What happens to a request that misses its deadline."""
+
+    SERVE = "serve"
+    """The request is served late."""
+    DROP = "drop"
+    """
+    The request ends at its deadline: an interactive one that has no first token at the deadline of
+    the first token, a non-interactive one at the deadline of its completion.
+    """
+
+
 class Slo(Value, frozen=True, kw_only=True, omit_defaults=True):
     """
     Latency targets of one request; best effort if all fields are empty.

@@ -16,7 +16,7 @@ from shared.contracts.base import (
     UnixTime,
     Value,
 )
-from shared.contracts.qos import Importance, Slo, SloVerdict
+from shared.contracts.qos import Importance, OnLate, Slo, SloVerdict
 
 Tokens = tuple[int, ...]
 UNKNOWN_TOKEN = -1
@@ -256,6 +256,9 @@ class QueuedRequest(
     Number of tokens of each input, whose tokens `prompt` has in order, if the model pools; empty if
     it generates.
     """
+    expires_at: UnixTime | None = None
+    """Time at which the request ends, wherever it is; None: never. See `shared.contracts.ends`."""
+    on_late: OnLate = OnLate.SERVE
 
     @property
     def num_answers(self) -> int:

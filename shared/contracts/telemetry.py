@@ -267,11 +267,35 @@ class LanesObserved(
     """
     released: tuple[str, ...] = ()
     """Queues that the leader is about to delete and that this grouper does not use."""
+    expired: dict[str, int] = {}
+    """
+    Work queue -> number of requests that the broker has dropped from the queue at their ends, of
+    which this grouper has read the dead letters since its start.
+    """
 
     @property
     def source(self) -> str:
         """Unique name of the grouper process in notices."""
         return source_name(self.sender, self.incarnation)
+
+
+class ExpiredRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """A request that a grouper has ended."""
+
+    request_id: RequestId
+    tenant: TenantId
+
+
+class RequestsExpired(
+    Message, frozen=True, kw_only=True, omit_defaults=True, tag="requests.expired.v1"
+):
+    """
+    Requests to whose producers a grouper has sent their ends as final replies: other groupers
+    send no more replies for them.
+    """
+
+    sender: str
+    requests: tuple[ExpiredRequest, ...]
 
 
 class LanesPulled(Message, frozen=True, kw_only=True, omit_defaults=True, tag="lanes.pulled.v1"):

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from shared.contracts.base import RequestId, RunId
 from shared.contracts.control import StopReason
+from shared.contracts.ends import DEADLINE_EXPIRED, FIRST_TOKEN
 from shared.contracts.requests import (
     ChildAnswer,
     ErrorInfo,
@@ -187,14 +188,26 @@ class RequestAssembly:
         if self._stop_reason:
             return []
         run = self._current
-        if run is None or failed.run_id == run.run_id:
+        if run is None or failed.run_id == run.run_id or self._is_end(failed):
             return self._finish(failed, StopReason.COMPLETED)
+        if failed.run_id is None and failed.error.code == DEADLINE_EXPIRED:
+            return []  # its first token has come, and the mesh had not heard of it
         # A run's start message may be lost, so a failure of an unknown run may end the request. A
         # failure of a superseded run never does.
         if failed.run_id not in self._superseded and self._held is None:
             self._held = failed
             self._last_sign_at = max(self._last_sign_at, now)
         return []
+
+    def _is_end(self, failed: RequestFailed) -> bool:
+        """
+        True if the request has reached its end while it waited, also if the run before was not
+        superseded. The deadline of the first token ends no request with tokens.
+        """
+        if failed.run_id is not None or failed.error.code != DEADLINE_EXPIRED:
+            return False
+        has_tokens = any(answer.token_ids for answer in self._answers.values())
+        return failed.error.param != FIRST_TOKEN or not has_tokens
 
     def _finish(self, final: RequestCompleted | RequestFailed, reason: StopReason) -> list[Effect]:
         self._stop_reason = reason

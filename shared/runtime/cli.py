@@ -214,8 +214,8 @@ def _assignment(text: str) -> tuple[str, str]:
 def _topology() -> dict[str, Any]:
     return {
         "exchanges": topology.EXCHANGES,
-        "queues": topology.QUEUES,
-        "bindings": topology.BINDINGS,
+        "queues": (*topology.QUEUES, *topology.DELAY_QUEUES),
+        "bindings": (*topology.BINDINGS, *topology.DELAY_BINDINGS),
     }
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import msgspec
 
 from shared.contracts.base import Seconds, UnixTime
+from shared.contracts.ends import expired_error, nearest_end
 from shared.contracts.lanes import LaneKey, relegated_name
 from shared.contracts.requests import Attempts, ErrorInfo, QueuedRequest
 from solver.instance.commands import (
@@ -21,12 +22,14 @@ from solver.instance.commands import (
     Return,
 )
 from solver.instance.events import Begun, Departed, Ended, Outgrown, Rendered, RunEnd, Stranded
-from solver.instance.request import Ending, Held, Lease
+from solver.instance.request import Ending, Held, Lease, Phase
 from solver.instance.state import InstanceState
 
 CANCELLED = ErrorInfo(
     message="the request was cancelled", type="cancelled", code="cancelled", status=499
 )
+PULL, WINDOW, RUN = "pull", "window", "run"
+"""Where a request was at its end."""
 RETURNED_AT_CRASH = "returned when the engine died"
 MAX_CRASHES = 3
 """Number of crashes after which a request that ran alone is failed as the cause of the crashes."""
@@ -126,8 +129,10 @@ def on_ended(instance: InstanceState, event: Ended, now: UnixTime) -> Iterator[C
 def _on_death(instance: InstanceState, held: Held, now: UnixTime) -> Iterator[Command]:
     instance.lose_engine()  # also if a run reports the death first
     ending = held.run.ending if held.run is not None else None
-    if ending in (Ending.STOPPED, Ending.CANCELLED):
+    if ending in (Ending.STOPPED, Ending.CANCELLED, Ending.EXPIRED):
         yield from _by_ending(instance, held, ending, now)
+    elif held.end.at <= now:
+        yield from fail_expired(instance, held, RUN)
     elif held.request.attempts.crashes + 1 >= MAX_CRASHES:
         yield from fail(instance, held, _POISON, DeadLetter(error=_POISON))
     else:
@@ -140,14 +145,16 @@ def _by_ending(
     instance: InstanceState, held: Held, ending: Ending, now: UnixTime
 ) -> Iterator[Command]:
     match ending:
-        case Ending.EVICTED:
-            yield from evict(instance, held, now, "" if held.run is None else held.run.why)
-        case Ending.SWAPPED_OUT:
-            yield from _swap_out(instance, held, now)
         case Ending.STOPPED:
             yield from _depart(instance, held, "stopped by its producer")
         case Ending.CANCELLED:
             yield from fail(instance, held, CANCELLED)
+        case _ if ending is Ending.EXPIRED or held.end.at <= now:
+            yield from fail_expired(instance, held, RUN)
+        case Ending.EVICTED:
+            yield from evict(instance, held, now, "" if held.run is None else held.run.why)
+        case Ending.SWAPPED_OUT:
+            yield from _swap_out(instance, held, now)
 
 
 def _complete(instance: InstanceState, held: Held, event: Ended) -> Iterator[Command]:
@@ -164,6 +171,40 @@ def fail(
     """Deliver a final reply with an error; *copies* go to the dead letters."""
     instance.totals.failed += 1
     yield from _depart(instance, held, f"failed: {error.code}", Failure(error=error), *copies)
+
+
+def expire(instance: InstanceState, now: UnixTime) -> Iterator[Command]:
+    """
+    End the held requests that are past their ends, and abort their runs.
+
+    A run that is being ended for another reason ends as expired when the engine has ended it.
+    """
+    for held in instance.requests.ends.due(now):
+        if held.phase in (Phase.WAITING, Phase.RESTING):
+            yield from fail_expired(instance, held, WINDOW)
+        elif held.phase is Phase.RUNNING:
+            yield from abort(instance, held, Ending.EXPIRED)
+
+
+def fail_expired(instance: InstanceState, held: Held, place: str) -> Iterator[Command]:
+    """End a request that has reached its end; the final reply says how far it came."""
+    instance.totals.expired[place] += 1
+    us, request = instance.settings.instance_id, held.request
+    num_tokens = instance.requests.generated(held)
+    tokens = f"with {num_tokens} of at most {request.sampling.max_tokens} tokens"
+    if place == PULL:
+        waited_s = max(0.0, instance.now - request.grouped_at)
+        where = f"it waited {waited_s:.3f} s in queues until instance {us} pulled it, {tokens}"
+    elif place == WINDOW:
+        waited_s = max(0.0, instance.now - held.pulled_at)
+        where = f"it waited {waited_s:.3f} s on instance {us}, {tokens}"
+    else:
+        where = f"it ran on instance {us}, {tokens}"
+    end = held.end
+    if end.at > instance.now:  # its first token came while the run was being aborted
+        end = nearest_end(request)
+    error = expired_error(end, arrived_at=request.arrived_at, place=where)
+    yield from fail(instance, held, error)
 
 
 def relegate(instance: InstanceState, held: Held) -> Iterator[Command]:

@@ -80,6 +80,7 @@ def _settle(instance: InstanceState, now: UnixTime) -> Iterator[Command]:
     if instance.wake_at <= now:
         _wake(instance, now)  # another event was handled just before the `Wake`
     yield from models.forget_stopped(instance, now)
+    yield from end.expire(instance, now)
     while True:
         yield from instance.scripts.advance(now)
         work = instance.work
@@ -115,6 +116,7 @@ def _next_at(instance: InstanceState, now: UnixTime) -> UnixTime:
         planless.next_at(instance),
         models.next_at(instance),
         renew.next_at(instance),
+        instance.requests.ends.next_at,
         _lease_at(instance, now),
     )
 

@@ -121,6 +121,8 @@ def on_delivered(instance: InstanceState, event: Delivered, now: UnixTime) -> It
     instance.work.admit = True
     if instance.is_cancelled(held):
         yield from end.fail(instance, held, end.CANCELLED)
+    elif held.end.at <= now:
+        yield from end.fail_expired(instance, held, end.PULL)
     elif request.model.base != instance.model or not instance.may_pull:
         yield from end.hand_back(instance, held)
     elif _is_infeasible(instance, held, now):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from shared.contracts.base import RequestId, RunId, Seconds, UnixTime
+from shared.contracts.ends import End, has_token, nearest_end
 from shared.contracts.requests import QueuedRequest
 from solver.instance.events import Tag
 from solver.scheduling.engine.entry import Rank
@@ -56,6 +57,8 @@ class Ending(Enum):
     """The producer no longer needs this run, so no final reply is sent."""
     CANCELLED = "cancelled"
     """The producer cancelled the request, so the final reply is an error."""
+    EXPIRED = "expired"
+    """The request has reached its end, so the final reply is an error."""
     SWAPPED_OUT = "swapped_out"
     """The run leaves the engine, and the instance keeps the request to resume it here."""
 
@@ -143,6 +146,18 @@ class Held:
     def tokens_needed(self) -> int:
         """KV tokens that the request is expected to need at the end of its answer."""
         return tokens_needed(self.request, generated=self.generated)
+
+    @property
+    def end(self) -> End:
+        """The end of the request, as its tokens so far determine it."""
+        begun = self.run is not None and self.run.begun
+        has_begun = begun or self.first_token_at is not None or has_token(self.request)
+        return nearest_end(self.request, has_begun=has_begun)
+
+    @property
+    def has_left(self) -> bool:
+        """True if the request leaves or is gone."""
+        return self.phase in (Phase.LEAVING, Phase.GONE)
 
     @property
     def is_suspect(self) -> bool:

@@ -1,6 +1,9 @@
 """All requests that an instance holds, with the room that they take."""
 
+import heapq
+import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from shared.contracts.base import RequestId, RunId, Seconds, UnixTime
 from solver.instance.events import Tag
@@ -8,6 +11,45 @@ from solver.instance.request import Ending, Held, Lease, Phase, Run
 from solver.instance.room import Room
 from solver.scheduling.engine.entry import Rank
 from solver.scheduling.window import Window
+
+_SLACK = 64
+"""Number of ends below which those of requests that have left are not removed."""
+
+
+@dataclass(slots=True)
+class HeldEnds:
+    """Ends of held requests, in their order; those of requests that have left are skipped."""
+
+    _heap: list[tuple[UnixTime, int, Held]] = field(default_factory=list)
+    _limit: int = _SLACK
+    """Number of ends from which those of requests that have left are removed."""
+
+    @property
+    def next_at(self) -> UnixTime:
+        """Time at which a request may have reached its end; infinite without ends."""
+        return self._heap[0][0] if self._heap else math.inf
+
+    def schedule(self, held: Held) -> None:
+        """Note the end of a request that was pulled or replaced by a newer copy."""
+        at = held.end.at
+        if at == math.inf:
+            return
+        if len(self._heap) >= self._limit:
+            self._heap = [entry for entry in self._heap if not entry[2].has_left]
+            heapq.heapify(self._heap)
+            self._limit = 2 * len(self._heap) + _SLACK
+        heapq.heappush(self._heap, (at, held.number, held))
+
+    def due(self, now: UnixTime) -> Iterator[Held]:
+        """Remove and yield the requests that are past their ends; the others get their new ends."""
+        while self.next_at <= now:
+            held = heapq.heappop(self._heap)[2]
+            if held.has_left:
+                continue
+            if held.end.at > now:
+                self.schedule(held)
+            else:
+                yield held
 
 
 class Requests:
@@ -22,6 +64,7 @@ class Requests:
     def __init__(self, window: Window, room: Room) -> None:
         self.window = window
         self.room = room
+        self.ends = HeldEnds()
         self._by_id: dict[RequestId, Held] = {}
         self._by_run: dict[RunId, Held] = {}
         self._leases: dict[RequestId, Held] = {}
@@ -106,6 +149,7 @@ class Requests:
         self._by_id[held.request_id] = held
         self.window.add(held.request)
         self.room.update(held)
+        self.ends.schedule(held)
 
     def replace(self, held: Held, newer: Held) -> None:
         """Replace a waiting request by a newer copy with all deliveries of both."""
@@ -115,6 +159,7 @@ class Requests:
         held.generated, held.first_token_at = newer.generated, newer.first_token_at
         self.window.add(held.request)
         self.room.update(held)
+        self.ends.schedule(held)
 
     def submit(self, held: Held, run: Run) -> None:
         """Move a request from the window or its rest to the engine."""

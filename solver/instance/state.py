@@ -79,6 +79,8 @@ class Totals:
     """Number of copies that have replaced the deliveries of held requests."""
     connections_lost: int = 0
     relegated: int = 0
+    expired: Counter[str] = field(default_factory=Counter)
+    """Place -> number of requests that reached their ends there: `pull`, `window` or `run`."""
     swaps: int = 0
     crashes: int = 0
     prompt_tokens: int = 0

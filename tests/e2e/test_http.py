@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import openai
 import pytest
 import pytest_asyncio
+from openai.types import Completion
 
 from services.mesh.processes import ProcessMesh
 from tests.brokers import eventually
@@ -151,3 +152,39 @@ async def test_many_concurrent_chats_all_end(client: openai.AsyncOpenAI) -> None
     )
 
     assert len({answer.choices[0].message.content for answer in answers}) == 1
+
+
+async def test_a_request_ends_at_its_end(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.APIStatusError) as caught:
+        await client.completions.create(
+            model=LLAMA,
+            prompt="once",
+            max_tokens=3000,
+            extra_body={"ttl_s": 0.5, "ignore_eos": True},
+        )
+
+    assert caught.value.status_code == 504
+    assert caught.value.code == "deadline_expired"
+    assert caught.value.type == "timeout_error"
+
+
+async def test_a_stream_ends_with_an_error_event_at_its_end(client: openai.AsyncOpenAI) -> None:
+    stream = await client.completions.create(
+        model=LLAMA,
+        prompt="once",
+        max_tokens=3000,
+        stream=True,
+        extra_body={"ttl_s": 1.0, "ignore_eos": True},
+    )
+    parts = []
+    with pytest.raises(openai.APIError) as caught:
+        await collect(stream, parts)
+
+    assert parts
+    assert caught.value.code == "deadline_expired"
+
+
+async def collect(stream: AsyncIterator[Completion], parts: list[str]) -> None:
+    """Append the texts of a stream to *parts*, also if it breaks."""
+    async for chunk in stream:
+        parts.append(chunk.choices[0].text)  # noqa: PERF401 - a comprehension would lose them

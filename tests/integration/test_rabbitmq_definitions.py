@@ -39,9 +39,9 @@ def login(private_node: PrivateNode, tmp_path_factory: pytest.TempPathFactory) -
 class TestEnforced:
     async def test_services_find_the_topology_that_they_would_declare(self, login: Login):
         async with login("headway-planner") as planner:
-            for spec in topology.QUEUES:
+            for spec in (*topology.QUEUES, *topology.DELAY_QUEUES):
                 await planner.declare_queue(spec)
-            for binding in topology.BINDINGS:
+            for binding in (*topology.BINDINGS, *topology.DELAY_BINDINGS):
                 await planner.bind(binding)
 
     async def test_services_without_permission_skip_declaring(self, login: Login):

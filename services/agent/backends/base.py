@@ -98,6 +98,13 @@ class EngineRequest:
     """
     checkpointed: bool = False
     """True if the run's KV is copied to host memory; ignored by backends without checkpoints."""
+    expires_at: UnixTime | None = None
+    """
+    Time from which no token of the run is computed; the agent aborts the run then. Backends whose
+    iterations others decide ignore it.
+    """
+    first_token_by: UnixTime | None = None
+    """The same, for a run that has no token then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -297,6 +297,9 @@ def _ingress(call: Call) -> InferenceRequest:
         priority=call.priority,
         tenant=call.tenant,
         arrived_at=call.arrived_at,
+        expires_at=call.ends.expires_at,
+        not_before=call.ends.not_before,
+        on_late=call.ends.on_late,
     )
 
 

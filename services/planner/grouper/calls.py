@@ -135,6 +135,10 @@ def asked_call(request: CallRequest, limits: IngressLimits) -> Asked:
         priority=priority,
         reply=request.reply or (ReplyMode.STREAM if is_streamed else ReplyMode.FINAL),
         arrived_at=request.arrived_at,
+        expires_at=_first(request.expires_at, body.expires_at),
+        ttl_s=_first(request.ttl_s, body.ttl_s),
+        not_before=_first(request.not_before, body.not_before),
+        on_late=request.on_late or body.on_late,
     )
     return Asked(of_mesh, msgspec.structs.replace(call, num_answers=size.num_answers), size)
 
@@ -159,6 +163,10 @@ def plain_call(body: InferenceRequest, limits: IngressLimits) -> Asked:
         plain=True,
     )
     return Asked(body, call, call_size(call))
+
+
+def _first(beside: float | None, of_body: float | None) -> float | None:
+    return of_body if beside is None else beside
 
 
 def _slo(request: CallRequest, of_body: Slo | None) -> Slo | None:

@@ -2,21 +2,24 @@
 
 import structlog
 
+from services.planner.grouper.expiry import Expiry, never_grouped_error, place_of
 from services.planner.grouper.intake import request_id_of
 from services.planner.grouper.refusals import send_failure
+from services.planner.state import GrouperState
 from shared.broker import topology
 from shared.broker.protocol import Broker, Delivery, Settlement
 from shared.contracts.base import Decoder, RequestId
 from shared.contracts.errors import ContractError, TransientError
+from shared.contracts.lanes import is_inbox
 from shared.contracts.requests import ErrorInfo, QueuedRequest
 from shared.runtime.clock import Clock
 
 log = structlog.get_logger()
 _decode_queued: Decoder[QueuedRequest] = Decoder(QueuedRequest)
+_EXPIRED = "expired"
 _CAUSES = {
     "delivery_limit": f"it was delivered more than {topology.DELIVERY_LIMIT} times without an "
     "outcome, because the processes that held it ended",
-    "expired": "a policy of the broker limits the age of messages",
     "maxlen": "a policy of the broker limits the length of the queue",
     "rejected": "a service could not process it; the service's log has the error",
 }
@@ -28,12 +31,16 @@ class DeadLetterReplies:
     Sends error finals for messages that the broker dead-letters from global queues and lanes.
 
     A service that dead-letters a message sends the error final itself. Several groupers can consume
-    concurrently.
+    concurrently. A message that has reached its end ends as all requests do.
     """
 
-    def __init__(self, *, broker: Broker, clock: Clock) -> None:
+    def __init__(
+        self, *, broker: Broker, clock: Clock, state: GrouperState, expiry: Expiry
+    ) -> None:
         self._broker = broker
         self._clock = clock
+        self._state = state
+        self._expiry = expiry
 
     async def on_dead_letter(self, delivery: Delivery) -> None:
         """
@@ -41,8 +48,8 @@ class DeadLetterReplies:
         queue.
         """
         try:
-            if topology.REASON_HEADER not in delivery.headers and delivery.reply_to:
-                await self._reply(delivery, delivery.reply_to)
+            if topology.REASON_HEADER not in delivery.headers:
+                await self._reply(delivery)
         except TransientError:
             await delivery.settle(Settlement.REQUEUE)
         except Exception:  # a bug affects only this reply: the dead letter remains for operators
@@ -51,19 +58,40 @@ class DeadLetterReplies:
         else:
             await delivery.settle(Settlement.ACK)
 
-    async def _reply(self, delivery: Delivery, reply_to: str) -> None:
+    async def _reply(self, delivery: Delivery) -> None:
         reason = str(delivery.headers.get("x-first-death-reason", "unknown"))
-        cause = f": {_CAUSES[reason]}" if reason in _CAUSES else ""
-        await send_failure(
-            self._broker,
-            reply_to=reply_to,
-            request_id=_request_id_of(delivery),
-            error=ErrorInfo(
+        if reason == _EXPIRED:
+            await self._expired(delivery)
+        elif delivery.reply_to:
+            cause = f": {_CAUSES[reason]}" if reason in _CAUSES else ""
+            error = ErrorInfo(
                 message=f"the broker dead-lettered the request: {reason}{cause}",
                 type="server_error",
                 code="dead_lettered",
                 status=500,
-            ),
+            )
+            await self._send(delivery, _request_id_of(delivery), error)
+
+    async def _expired(self, delivery: Delivery) -> None:
+        """Count and end a request that the broker has dropped at its end."""
+        queue = str(delivery.headers.get("x-first-death-queue", "unknown"))
+        try:
+            request = _decode_queued(delivery.body)
+        except ContractError:
+            self._state.expired[place_of(queue)] += 1
+            error = never_grouped_error(queue)
+            await self._send(delivery, request_id_of(delivery), error)
+            return
+        if not is_inbox(queue):  # the leader does not count requests in inboxes
+            self._state.dropped[queue] += 1
+        await self._expiry.end_dead_letter(request, queue)
+
+    async def _send(self, delivery: Delivery, request_id: RequestId, error: ErrorInfo) -> None:
+        await send_failure(
+            self._broker,
+            reply_to=delivery.reply_to,
+            request_id=request_id,
+            error=error,
             now=self._clock.now(),
         )
 

@@ -5,14 +5,17 @@ them.
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 
 import msgspec
 import structlog
 
 from services.planner.grouper.admission import check_admission
+from services.planner.grouper.expiry import Expiry
 from services.planner.grouper.intake import Intake, request_id_of
 from services.planner.grouper.refusals import dead_letter, error_info, send_failure
-from services.planner.queued import queued_message
+from services.planner.queued import held_for_s, hold, queued_message
 from services.planner.routed.routing import Routing
 from services.planner.settings import GrouperSettings
 from services.planner.state import GrouperState, identity
@@ -20,8 +23,9 @@ from shared.broker import topology
 from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome, Settlement
 from shared.broker.retry import publish_until_confirmed
 from shared.broker.work_queues import WorkQueues
-from shared.contracts.base import Seconds, encode
+from shared.contracts.base import Decoder, Seconds, UnixTime, encode
 from shared.contracts.control import QueuesRetired, QueuesRetiring
+from shared.contracts.ends import DEADLINE_EXPIRED, expiration_s, expired_error, nearest_end
 from shared.contracts.errors import (
     CapacityError,
     ContractError,
@@ -39,6 +43,7 @@ from solver.planning.forecast import LATE_PROBABILITY, late_with
 from solver.scheduling.window import tokens_needed
 
 log = structlog.get_logger()
+_decode_queued: Decoder[QueuedRequest] = Decoder(QueuedRequest)
 NOTICE_SPACING_S = 0.01
 UNKNOWN_MODEL_PERIOD_S: Seconds = 0.1
 """Time between two attempts to find the model of a request in the registry."""
@@ -61,6 +66,7 @@ class Grouper:
         sender: Name of this process in its reports.
         queues: The work queues of this process; its `source` is the process's name in reports.
         incarnation: Part of the name that is unique to this start of the process.
+        expiry: Ends requests at their ends.
         routing: Chooses instances; None: instances pull all requests.
     """
 
@@ -75,9 +81,11 @@ class Grouper:
         sender: str,
         queues: WorkQueues,
         incarnation: str,
+        expiry: Expiry,
         routing: Routing | None = None,
     ) -> None:
         self._routing = routing
+        self.expiry = expiry
         self._broker = broker
         self._intake = intake
         self._settings = settings
@@ -94,8 +102,17 @@ class Grouper:
 
     async def on_request(self, delivery: Delivery) -> None:
         """Process one message of a global queue and settle it."""
+        await self._settled(delivery, self._take)
+
+    async def on_held(self, delivery: Delivery) -> None:
+        """Process one message that comes from a delay queue, and settle it."""
+        await self._settled(delivery, self._take_held)
+
+    async def _settled(
+        self, delivery: Delivery, take: Callable[[Delivery], Awaitable[None]]
+    ) -> None:
         try:
-            await self._take_or_refuse(delivery)
+            await self._taken_or_refused(delivery, take)
         except TransientError as error:
             log.warning("request.deferred", error=str(error))
             await delivery.settle(Settlement.REQUEUE)
@@ -105,17 +122,39 @@ class Grouper:
             log.exception("request.broken")
             await delivery.settle(Settlement.REJECT)
 
-    async def _take_or_refuse(self, delivery: Delivery) -> None:
+    async def _taken_or_refused(
+        self, delivery: Delivery, take: Callable[[Delivery], Awaitable[None]]
+    ) -> None:
         try:
-            await self._take(delivery)
+            await take(delivery)
         except (ContractError, CapacityError) as error:
             await self._refuse(delivery, error)
 
     async def _take(self, delivery: Delivery) -> None:
         request = await self._accepted(delivery)
+        await self._once(delivery, request, identity(request.tenant, request.request_id))
+
+    async def _take_held(self, delivery: Delivery) -> None:
+        """
+        Group a request whose time has come, or hold it for the rest of its time.
+
+        Raises:
+            ContractError: The message is not a request, or its model was removed.
+        """
+        request, now = _decode_queued(delivery.body), self._clock.now()
+        if held_for_s(request, now):
+            await hold(self._broker, request, now)
+            await delivery.settle(Settlement.ACK)
+            return
+        request = self._intake.regrouped(request, now)
+        # It was remembered as a request when it was held first.
+        key = f"{identity(request.tenant, request.request_id)}\0released"
+        await self._once(delivery, request, key)
+
+    async def _once(self, delivery: Delivery, request: QueuedRequest, key: str) -> None:
+        """Put *request* into a queue, unless *key* was put into one before; settle the delivery."""
         # A duplicate may be acknowledged only after the broker has confirmed the first request in
         # its lane.
-        key = identity(request.tenant, request.request_id)
         while (other := self._under_way.get(key)) is not None:
             await other.wait()
         if key in self.state.recent:
@@ -124,13 +163,36 @@ class Grouper:
             return
         done = self._under_way[key] = asyncio.Event()
         try:
-            queue = await self._put(request)
+            queue = await self._put_or_hold(request)
             self.state.recent[key] = None
         finally:
             del self._under_way[key]
             done.set()
         await delivery.settle(Settlement.ACK)
-        await self._notify(queue)
+        if queue is not None:
+            await self._notify(queue)
+
+    async def _put_or_hold(self, request: QueuedRequest) -> str | None:
+        """
+        Publish a request; return the name of its queue, or None if it must not begin yet.
+
+        Raises:
+            ContractError: The request has ended.
+        """
+        now = self._clock.now()
+        if held_for_s(request, now):
+            await hold(self._broker, request, now)
+            self.state.held += 1
+            return None
+        self._check_end(request, now)
+        return await self._put(request)
+
+    @staticmethod
+    def _check_end(request: QueuedRequest, now: UnixTime) -> None:
+        end = nearest_end(request)
+        if end.at <= now:
+            info = expired_error(end, arrived_at=request.arrived_at, place="it was never grouped")
+            raise ContractError(info.message, code=info.code, param=info.param, status=info.status)
 
     async def _accepted(self, delivery: Delivery) -> QueuedRequest:
         """
@@ -185,11 +247,14 @@ class Grouper:
         # message about the end of this request must find it in the total.
         is_new = self.state.admit(request.request_id, request.tenant, tokens, at=now)
         try:
+            await self.expiry.watch(request, request.lane)
             queue = await (self._overflowed(request) if above_share else self._placed(request))
         except BaseException:  # also when the publish is cancelled: no other code reverts the count
             if is_new:
                 self.state.finish(request.request_id, request.tenant)
+            self.expiry.forget(request)
             raise
+        self.expiry.moved(request, queue)
         self.state.count(request, queue=queue, at=self._clock.now())
         return queue
 
@@ -203,16 +268,21 @@ class Grouper:
         """
         if self._routing is None:
             return None
+        left_s = expiration_s(request, self._clock.now())
         try:
-            instance_id = await self._routing.place(request)
+            async with asyncio.timeout(left_s):
+                instance_id = await self._routing.place(request)
         except TransientError:
+            raise
+        except TimeoutError:
+            self._check_end(request, nearest_end(request).at)
             raise
         except Exception:  # a bug in routing only sends the request to its lane
             log.exception("routing.broken", request_id=request.request_id)
             return None
         if instance_id is None:
             return None
-        inbox, message = inbox_name(instance_id), queued_message(request)
+        inbox, message = inbox_name(instance_id), queued_message(request, self._clock.now())
         outcome = await publish_until_confirmed(self._broker, topology.LANES, inbox, message)
         if outcome is not PublishOutcome.CONFIRMED:
             log.info("inbox.closed", instance_id=instance_id, request_id=request.request_id)
@@ -238,7 +308,7 @@ class Grouper:
         return queue
 
     async def _publish(self, queue: str, request: QueuedRequest) -> None:
-        outcome = await self.queues.publish(queue, queued_message(request))
+        outcome = await self.queues.publish(queue, queued_message(request, self._clock.now()))
         if outcome is not PublishOutcome.CONFIRMED:
             raise TransientError(f"lane {queue} did not accept the request: {outcome.value}")
 
@@ -268,8 +338,13 @@ class Grouper:
     async def _refuse(self, delivery: Delivery, error: MeshError) -> None:
         info = error_info(error)
         request_id = request_id_of(delivery)
-        log.info("request.refused", request_id=request_id, code=info.code, param=info.param)
-        self.state.refused += 1
+        has_ended = info.code == DEADLINE_EXPIRED and info.status == HTTPStatus.GATEWAY_TIMEOUT
+        if has_ended:
+            log.info("request.expired", request_id=request_id, queue=delivery.queue)
+            self.state.expired["arrival"] += 1
+        else:
+            log.info("request.refused", request_id=request_id, code=info.code, param=info.param)
+            self.state.refused += 1
         await send_failure(
             self._broker,
             reply_to=delivery.reply_to,
@@ -277,7 +352,8 @@ class Grouper:
             error=info,
             now=self._clock.now(),
         )
-        await dead_letter(self._broker, delivery, reason=f"{info.code}: {info.message}")
+        if not has_ended:
+            await dead_letter(self._broker, delivery, reason=f"{info.code}: {info.message}")
         await delivery.settle(Settlement.ACK)
 
     @property
@@ -291,6 +367,7 @@ class Grouper:
         """Handle the end of a request: reduce its tenant's share, and learn its prompt length."""
         if self._routing is not None:
             self._routing.on_ended(observed)
+        self.expiry.on_observed(observed)
         self.state.finish(observed.request_id, observed.tenant)
         self._intake.learn(observed)
 
@@ -329,6 +406,7 @@ class Grouper:
             inboxes=self.state.inboxes_used(self._clock.now()),
             put=dict(self.queues.put),
             released=self.queues.released,
+            expired=dict(self.state.dropped),
         )
         await self._broker.send(
             topology.TELEMETRY,

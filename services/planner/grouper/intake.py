@@ -31,10 +31,12 @@ from shared.contracts.checks import (
     effective_slo,
     prompt_text,
 )
+from shared.contracts.ends import Ends, effective_ends
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import CallRequest, InferenceRequest, QueueItem, RequestedTargets
 from shared.contracts.lanes import LaneLayout
 from shared.contracts.models import ModelEntry
+from shared.contracts.qos import OnLate
 from shared.contracts.requests import ModelRef, QueuedRequest, ReplyMode, Sampling
 from shared.contracts.telemetry import RequestObserved
 from shared.models.registry import ModelRegistry
@@ -107,6 +109,7 @@ class Intake:
         check_body_size(delivery.body, limits)
         asked = self._asked(delivery)
         body = asked.body
+        claimed_at = body.arrived_at
         trusted = self._is_trusted(delivery)
         if not trusted:
             body = msgspec.structs.replace(
@@ -117,11 +120,45 @@ class Intake:
         asked = Asked(body, asked.call, asked.size)
         request_id = request_id_of(delivery)
         model = self._model(body.model, request_id, trusted=trusted)
-        request = self._queued(delivery, asked, request_id, model, now)
+        # An early arrival shortens the time to an end, so that anyone may state it.
+        begun_at = now if claimed_at is None else min(now, claimed_at)
+        ends = effective_ends(
+            body, arrived_at=begun_at, now=now, expiration_s=delivery.expiration_s
+        )
+        request = self._queued(
+            delivery, asked, request_id=request_id, model=model, ends=ends, now=now
+        )
         fallback = self._fallback(asked)
         if fallback is not None and fallback != model and is_late(request):
-            return self._queued(delivery, asked, request_id, fallback, now)
+            return self._queued(
+                delivery, asked, request_id=request_id, model=fallback, ends=ends, now=now
+            )
         return request
+
+    def regrouped(self, request: QueuedRequest, now: UnixTime) -> QueuedRequest:
+        """
+        A request that was held, classified for its lane now.
+
+        Raises:
+            ContractError: Its model was removed meanwhile.
+        """
+        model = request.model.base
+        if model not in self.registry.bases:
+            raise ContractError(
+                f"model {request.model.name} was removed while the request was held",
+                code="model_not_found",
+                param="model",
+                status=404,
+            )
+        deadline_at = request.deadline_at
+        lane = lane_for(
+            model=model,
+            importance=request.importance,
+            time_left_s=deadline_at - now if math.isfinite(deadline_at) else math.inf,
+            work_tokens=request.prompt_tokens + request.answer_tokens,
+            layout=self.layout,
+        )
+        return msgspec.structs.replace(request, lane=lane.queue_name, grouped_at=now)
 
     def _fallback(self, asked: Asked) -> ModelRef | None:
         """
@@ -137,8 +174,10 @@ class Intake:
         self,
         delivery: Delivery,
         asked: Asked,
+        *,
         request_id: RequestId,
         model: ModelRef,
+        ends: Ends,
         now: UnixTime,
     ) -> QueuedRequest:
         """The request for *model*, classified for its lane."""
@@ -153,7 +192,10 @@ class Intake:
             call = msgspec.structs.replace(call, body=with_model(call.body, model.name))
         check_task(body, entry)
         arrived_at = now if body.arrived_at is None else min(now, body.arrived_at)
-        slo = effective_slo(body, now=now, limits=limits)
+        if body.not_before is not None:
+            arrived_at = max(arrived_at, body.not_before)  # targets count from this time
+        begins_at = max(now, arrived_at)
+        slo = effective_slo(body, now=begins_at, limits=limits)
         if entry.pools:
             slo = slo.at_once
         prompt_tokens = self._prompt_tokens(body, asked.size, entry)
@@ -181,12 +223,14 @@ class Intake:
             payload=body.engine,
             call=call,
             input_lengths=body.input_lengths,
+            expires_at=ends.expires_at,
+            on_late=ends.on_late or self.settings.on_late.get(slo.qos_class, OnLate.SERVE),
         )
         expected_tokens = self.work.answer_tokens(request)
         lane = lane_for(
             model=model.base,
             importance=importance,
-            time_left_s=deadline_at - now if math.isfinite(deadline_at) else math.inf,
+            time_left_s=deadline_at - begins_at if math.isfinite(deadline_at) else math.inf,
             work_tokens=prompt_tokens + expected_tokens,
             layout=self.layout,
         )

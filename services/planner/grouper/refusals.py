@@ -1,18 +1,25 @@
 """Refusal of a request: an error final, followed by a copy to the dead letters."""
 
+from http import HTTPStatus
+
 from shared.broker import topology
 from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome
 from shared.broker.retry import publish_until_confirmed, publish_until_routed
 from shared.contracts.base import RequestId, UnixTime, encode
 from shared.contracts.errors import CapacityError, ContractError, MeshError
-from shared.contracts.requests import ErrorInfo, RequestFailed
+from shared.contracts.requests import ErrorInfo, HistoryEntry, RequestFailed
 
 
 def error_info(error: MeshError) -> ErrorInfo:
     """Error information for the producer of a refused request."""
     if isinstance(error, ContractError):
+        is_late = error.status == HTTPStatus.GATEWAY_TIMEOUT
         return ErrorInfo(
-            message=str(error), code=error.code, param=error.param, status=error.status
+            message=str(error),
+            type="timeout_error" if is_late else "invalid_request_error",
+            code=error.code,
+            param=error.param,
+            status=error.status,
         )
     if isinstance(error, CapacityError):
         return ErrorInfo(
@@ -26,7 +33,13 @@ def error_info(error: MeshError) -> ErrorInfo:
 
 
 async def send_failure(
-    broker: Broker, *, reply_to: str | None, request_id: RequestId, error: ErrorInfo, now: UnixTime
+    broker: Broker,
+    *,
+    reply_to: str | None,
+    request_id: RequestId,
+    error: ErrorInfo,
+    now: UnixTime,
+    history: tuple[HistoryEntry, ...] = (),
 ) -> None:
     """
     Deliver an error final; if no reply queue is bound, it goes to `headway.unclaimed`.
@@ -37,7 +50,7 @@ async def send_failure(
     if reply_to is None:
         return
     message = OutMessage(
-        body=encode(RequestFailed(request_id=request_id, error=error, at=now)),
+        body=encode(RequestFailed(request_id=request_id, error=error, at=now, history=history)),
         kind="request.failed.v1",
         message_id=f"{request_id}/failed",
         correlation_id=request_id,

@@ -87,7 +87,7 @@ class InboxClaims:
                 self._end(instance_id, now)
                 continue
             await topology.close_work_queue(self.broker, queue)
-            await self._drain(queue)
+            await self._drain(queue, now)
             if now - lost_at >= GRACE_S and not await self._is_held(queue):
                 await self.broker.delete_queue(queue)
                 self._end(instance_id, now)
@@ -102,12 +102,12 @@ class InboxClaims:
         depth = await self.broker.depth(queue)
         return depth is not None and bool(depth.ready or depth.consumers)
 
-    async def _drain(self, queue: str) -> None:
+    async def _drain(self, queue: str, now: UnixTime) -> None:
         with suppress(QueueNotFoundError):  # another leader has deleted the inbox
             while (delivery := await self.broker.get(queue)) is not None:
-                await self._return(delivery)
+                await self._return(delivery, now)
 
-    async def _return(self, delivery: Delivery) -> None:
+    async def _return(self, delivery: Delivery, now: UnixTime) -> None:
         """Return one request to its lane's resume queue, which agents serve before the lane."""
         try:
             request = _decode(delivery.body)
@@ -116,7 +116,7 @@ class InboxClaims:
             await delivery.settle(Settlement.REJECT)
             return
         attempts = msgspec.structs.replace(request.attempts, hop=request.attempts.hop + 1)
-        message = queued_message(msgspec.structs.replace(request, attempts=attempts))
+        message = queued_message(msgspec.structs.replace(request, attempts=attempts), now)
         outcome = await self.queues.publish(resume, message)
         if outcome is not PublishOutcome.CONFIRMED:
             await delivery.settle(Settlement.REQUEUE)

@@ -52,6 +52,7 @@ class DeliveryChannel:
             reply_to=properties.reply_to,
             user_id=properties.user_id,
             headers=headers,
+            expiration_s=_seconds(properties.expiration),
             redelivered=bool(message.redelivered),
             delivery_count=count if isinstance(count, int) else 0,
             settler=partial(self._settle, cast("int", message.delivery_tag)),
@@ -93,3 +94,9 @@ class DeliveryChannel:
             self._closed = True
             with suppress(MeshError), amqp_errors("close channel"):
                 await self.raw.close(timeout=CLOSE_TIMEOUT_S)
+
+
+def _seconds(milliseconds: object) -> float | None:
+    """Lifetime of a message, which AMQP has as text in milliseconds."""
+    text = str(milliseconds)
+    return int(text) / 1000 if text.isdecimal() else None

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from math import ceil
 
 from aiormq import spec
 from aiormq.channel import Channel
@@ -144,4 +145,10 @@ def _properties(message: OutMessage) -> spec.Basic.Properties:
         reply_to=message.reply_to,
         message_type=message.kind or None,
         user_id=message.user_id,
+        expiration=_milliseconds(message.expiration_s),
     )
+
+
+def _milliseconds(seconds: float | None) -> str | None:
+    """Lifetime of a message in AMQP's form."""
+    return None if seconds is None else str(max(0, ceil(seconds * 1000)))

@@ -21,6 +21,7 @@ from shared.contracts.errors import (
     BrokerUnavailableError,
     QueueNotFoundError,
 )
+from shared.runtime.clock import Clock, SystemClock
 
 log = structlog.get_logger()
 
@@ -36,11 +37,16 @@ class MemoryHub:
     """
     Server that all `MemoryBroker` clients of one process share; used in one event loop only.
 
-    Differs from RabbitMQ: `expires_s` is ignored; length limits are exact, while quorum queues can
-    exceed them; a dead letter that the target queue refuses is dropped and logged.
+    Differs from RabbitMQ: `expires_s` and lifetimes of single messages are ignored; length limits
+    are exact, while quorum queues can exceed them; a dead letter that the target queue refuses is
+    dropped and logged.
+
+    Args:
+        clock: Time by which messages of queues with `message_ttl_s` get old.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
         self._exchanges: dict[str, ExchangeSpec] = {}
         self._queues: dict[str, MemoryQueue] = {}
         self._bindings: dict[str, dict[BindingSpec, None]] = {}
@@ -107,7 +113,9 @@ class MemoryHub:
         existing = self._queues.get(spec.name)
         if existing is None:
             owner = client if spec.exclusive else None
-            self._queues[spec.name] = MemoryQueue(spec, owner=owner, on_dead=self._dead_letter)
+            self._queues[spec.name] = MemoryQueue(
+                spec, owner=owner, on_dead=self._dead_letter, clock=self._clock
+            )
             return
         self._check_owner(existing, client)
         if existing.spec != spec:
@@ -151,7 +159,7 @@ class MemoryHub:
         """Delete a queue with its messages and bindings."""
         queue = self._queues.pop(name, None)
         if queue is not None:
-            queue.purge()
+            queue.close()
         for spec in self._bindings_of(name):
             self.unbind(spec)
 

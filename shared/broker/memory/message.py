@@ -1,8 +1,10 @@
 """Messages in the queues of the in-process broker."""
 
+import math
 from dataclasses import dataclass, replace
 
 from shared.broker.protocol import OutMessage
+from shared.contracts.base import UnixTime
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -16,6 +18,8 @@ class StoredMessage:
     message: OutMessage
     delivery_count: int = 0
     redelivered: bool = False
+    dies_at: UnixTime = math.inf
+    """Time at which the queue dead-letters the message, if no consumer has it then."""
 
     @property
     def size_bytes(self) -> int:
@@ -29,4 +33,5 @@ def dead_letter(stored: StoredMessage, *, queue: str, reason: str) -> OutMessage
         "x-first-death-queue": queue,
         "x-first-death-exchange": stored.exchange,
     }
-    return replace(stored.message, headers={**death, **stored.message.headers})
+    # RabbitMQ removes the lifetime, so that the message stays in its last queue.
+    return replace(stored.message, headers={**death, **stored.message.headers}, expiration_s=None)

@@ -1,5 +1,7 @@
 """Queue of the in-process broker."""
 
+import asyncio
+import math
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -16,6 +18,8 @@ from shared.broker.protocol import (
     QueueType,
     Settlement,
 )
+from shared.contracts.base import UnixTime
+from shared.runtime.clock import Clock
 
 
 class MemoryQueue:
@@ -26,6 +30,7 @@ class MemoryQueue:
         spec: Properties of the queue.
         owner: Client that owns an exclusive queue; None for other queues.
         on_dead: Receives dead-lettered messages with RabbitMQ's reason.
+        clock: Time by which messages get old.
     """
 
     def __init__(
@@ -34,10 +39,13 @@ class MemoryQueue:
         *,
         owner: object | None,
         on_dead: Callable[["MemoryQueue", StoredMessage, str], None],
+        clock: Clock,
     ) -> None:
         self.spec = spec
         self.owner = owner
         self._on_dead = on_dead
+        self._clock = clock
+        self._timer: asyncio.TimerHandle | None = None
         self._numbers = count()
         self._returned: deque[StoredMessage] = deque()
         self._ready: deque[StoredMessage] = deque()
@@ -63,7 +71,11 @@ class MemoryQueue:
     def offer(self, exchange: str, routing_key: str, message: OutMessage) -> bool:
         """Append a message; return False if the queue is full. Only ready messages count."""
         stored = StoredMessage(
-            seq=next(self._numbers), exchange=exchange, routing_key=routing_key, message=message
+            seq=next(self._numbers),
+            exchange=exchange,
+            routing_key=routing_key,
+            message=message,
+            dies_at=self._dies_at(),
         )
         if not self.spec.drop_head and self._over(1, stored.size_bytes):
             return False
@@ -74,6 +86,7 @@ class MemoryQueue:
 
     def get(self, session: MemorySession) -> Delivery | None:
         """Deliver the first ready message to *session*; None if no message is ready."""
+        self.bury_old()
         return self._deliver(session) if self._num_ready else None
 
     def take_back(self, session: MemorySession) -> None:
@@ -96,6 +109,38 @@ class MemoryQueue:
             self._ready = deque(stored for stored in self._ready if stored.message.persistent)
             self._ready_bytes = sum(stored.size_bytes for stored in self._ready)
 
+    def bury_old(self) -> None:
+        """Dead-letter the messages that have been in the queue for its `message_ttl_s`."""
+        if self.spec.message_ttl_s is None:
+            return
+        now = self._clock.now()
+        # All messages have the same lifetime, so the first ones of both deques are the oldest.
+        for ready in (self._returned, self._ready):
+            while ready and ready[0].dies_at <= now:
+                stored = ready.popleft()
+                self._ready_bytes -= stored.size_bytes
+                self._on_dead(self, stored, "expired")
+        first_at = min(
+            (ready[0].dies_at for ready in (self._returned, self._ready) if ready), default=None
+        )
+        if first_at is not None and self._timer is None:
+            delay_s = first_at - now
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
+
+    def close(self) -> None:
+        """Drop all messages and the timer of a queue that is deleted."""
+        self.purge()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.bury_old()
+
+    def _dies_at(self) -> UnixTime:
+        ttl_s = self.spec.message_ttl_s
+        return math.inf if ttl_s is None else self._clock.now() + ttl_s
+
     def attach(self, consumer: MemorySubscription) -> None:
         self._consumers.append(consumer)
         self._run()
@@ -110,6 +155,7 @@ class MemoryQueue:
         Push messages to consumers with free prefetch, in turn; then drop messages above the length
         limit.
         """
+        self.bury_old()
         while self._num_ready and (consumer := self._next_consumer()) is not None:
             consumer.push(self._deliver(consumer.session, consumer))
         while self.spec.drop_head and self._over(0, 0):
@@ -148,6 +194,7 @@ class MemoryQueue:
             reply_to=message.reply_to,
             user_id=message.user_id,
             headers=message.headers,
+            expiration_s=message.expiration_s,
             redelivered=stored.redelivered,
             delivery_count=stored.delivery_count,
             settler=partial(self._settle, stored, session),

@@ -102,6 +102,46 @@ async def test_a_removed_model_leaves_memory_also_if_it_is_active(rig: EngineRig
     assert (await rig.ask(prompt_of(40), greedy(8))).token_ids == expected.token_ids
 
 
+async def test_run_that_is_past_its_end_gets_no_token(rig: EngineRig) -> None:
+    ended = rig.request(prompt_of(40), greedy(8), expires_at=time.time() - 1.0)
+    run = asyncio.ensure_future(rig.answer(ended))
+    other = await rig.ask(prompt_of(40, first=3), greedy(8))
+    rig.engine.abort(ended.request_id)
+
+    assert len(other.token_ids) == 8
+    assert (await run).token_ids == ()
+    await rig.settled()
+
+
+async def test_engine_stops_a_run_at_its_end_before_the_agent_aborts_it(rig: EngineRig) -> None:
+    begun = asyncio.Event()
+    request = rig.request(prompt_of(40), greedy(3000), expires_at=time.time() + 1.0)
+    run = asyncio.ensure_future(rig.answer(request, begun))
+    await begun.wait()
+    # The agent still counts the run, since it is the one that ends it.
+    await eventually(
+        lambda: (rig.engine.snapshot().running, rig.engine.snapshot().kv_utilization) == (0, 0.0)
+    )
+    rig.engine.abort(request.request_id)
+    answer = await run
+    await rig.settled()
+
+    assert 0 < len(answer.token_ids) < 3000
+    assert answer.finish_reason is None
+
+
+async def test_deadline_of_the_first_token_ends_no_run_that_has_one(rig: EngineRig) -> None:
+    late_at = time.time() + 1.0
+    answer = await rig.ask(prompt_of(40), greedy(1500), first_token_by=late_at)
+
+    assert len(answer.token_ids) == 1500
+    late = rig.request(prompt_of(40), greedy(8), first_token_by=time.time() - 1.0)
+    run = asyncio.ensure_future(rig.answer(late))
+    await rig.ask(prompt_of(40, first=3), greedy(8))
+    rig.engine.abort(late.request_id)
+    assert (await run).token_ids == ()
+
+
 async def test_different_prompts_get_different_answers(rig: EngineRig) -> None:
     one = await rig.ask(prompt_of(40, first=1), greedy(24))
     other = await rig.ask(prompt_of(40, first=2), greedy(24))

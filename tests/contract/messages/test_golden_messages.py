@@ -12,6 +12,7 @@ import shared.contracts
 from shared.contracts.base import Decoder, Message, ModelName, encode, tag_of
 from shared.contracts.estimates import Calibration, OutputTokens, Profile
 from shared.contracts.plans import LaneForecast, LanesForecast
+from shared.contracts.qos import OnLate
 from shared.contracts.requests import QueuedRequest
 from shared.contracts.telemetry import IterationsObserved, LanesObserved, RequestObserved
 from tests.contract.messages.golden_messages import EXAMPLES, GOLDEN, golden_file
@@ -83,6 +84,30 @@ def test_lane_totals_of_older_groupers_have_no_expected_tokens():
     (total,) = decode(body.replace(b"expected_tokens", b"max_tokens")).lanes
 
     assert (total.requests, total.expected_tokens) == (32, 0)
+
+
+def test_ends_are_fields_that_older_requests_do_not_have():
+    decode: Decoder[QueuedRequest] = Decoder(QueuedRequest)
+    body = (GOLDEN / "request.queued.v1.json").read_bytes()
+    silent = decode(body)
+    ends = structs.replace(silent, expires_at=1010.5, on_late=OnLate.DROP)
+
+    assert (silent.expires_at, silent.on_late) == (None, OnLate.SERVE)
+    assert json.loads(encode(ends)) == json.loads(body) | {
+        "expires_at": 1010.5,
+        "on_late": "drop",
+    }
+    assert decode(encode(ends)) == ends
+
+
+def test_lane_totals_of_older_groupers_have_no_expired_requests():
+    decode: Decoder[LanesObserved] = Decoder(LanesObserved)
+    silent = decode((GOLDEN / "lanes.observed.v1.json").read_bytes())
+    reported = structs.replace(silent, expired={"lane.a": 2})
+
+    assert silent.expired == {}
+    assert decode(encode(reported)) == reported
+    assert json.loads(encode(reported)) == json.loads(encode(silent)) | {"expired": {"lane.a": 2}}
 
 
 def test_iterations_of_older_agents_have_no_prefill_pairs():

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from shared.contracts.ends import NEVER
 from solver.instance import admit, end, operations, pull
 from solver.instance import instance as control
 from solver.instance.commands import Command, Discard, Renew
 from solver.instance.renewal.renewals import Renewals
 from solver.instance.request import EDGES, Ending, Held, Phase
-from solver.instance.requests import Requests
+from solver.instance.requests import HeldEnds, Requests
 from solver.instance.room import Room
 from solver.instance.state import InstanceState
 from tests.properties.instance.world import World, WrongError
@@ -165,6 +166,11 @@ MUTATIONS: dict[str, Mutation] = {
     "a renewal acknowledges before the confirm": _acknowledges_before_the_confirm,
     "a copy of a request that has left is served": lambda patch: patch.setattr(
         Renewals, "left_with_copies", _does_nothing
+    ),
+    "an end is not noted": lambda patch: patch.setattr(HeldEnds, "schedule", _does_nothing),
+    "an end is unknown": lambda patch: patch.setattr(Held, "end", NEVER),
+    "a request is dropped early": lambda patch: patch.setattr(
+        HeldEnds, "due", lambda ends, _now: (entry[2] for entry in [*ends._heap[:1]])
     ),
     "the engine's death ends no run": lambda patch: patch.setattr(
         end, "_on_death", _without_commands

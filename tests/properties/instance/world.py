@@ -21,9 +21,10 @@ from shared.contracts.control import (
     LsoSwapOut,
     LsoWarm,
 )
+from shared.contracts.ends import DEADLINE_EXPIRED, nearest_end
 from shared.contracts.lanes import LaneLayout, inbox_name
 from shared.contracts.plans import LaneQuota, PlanPublished, Segment, VirtualQueue
-from shared.contracts.qos import Slo
+from shared.contracts.qos import OnLate, Slo
 from shared.contracts.requests import Attempts, ErrorInfo, ModelRef, QueuedRequest, Sampling
 from shared.contracts.telemetry import Capability, ModelState, Residency
 from solver.instance import commands as do
@@ -348,6 +349,7 @@ class World:
         model = MODELS[how % 16 == 7]
         resting = [each for each in self.instance.requests if each.phase is Phase.RESTING]
         slo = (Slo(), Slo(ttft_s=5.0), Slo(ttlt_s=60.0))[how // 8 % 3]
+        lives_s = (None, None, None, 0.0, 0.4, 3.0, 15.0)[how // 24 % 7]
         request = QueuedRequest(
             request_id=resting[0].request_id if resting and how % 2 else NAMES[how % len(NAMES)],
             model=ModelRef(name=model, base=model),
@@ -361,6 +363,8 @@ class World:
             lane=LANES[model],
             reply_to=f"reply.{len(self.sent)}",
             attempts=Attempts(crashes=2 if how % 16 == 5 else 0),
+            expires_at=None if lives_s is None else self.now + lives_s,
+            on_late=OnLate.DROP if how // 168 % 2 else OnLate.SERVE,
         )
         self.sent.append(_key(request))
         self.queues[LANES[model]].append(Message(request))
@@ -510,6 +514,8 @@ class World:
         if self.runs and max(*crashes, command.request.attempts.crashes) >= 2:
             raise WrongError("a request that is suspected of crashes does not run alone")
         num_tokens = self._progress(command.number)
+        if nearest_end(command.request, has_begun=num_tokens > 0).at <= self.now:
+            raise WrongError("a request is submitted after its end")
         self.runs[command.run_id] = EngineRun(
             command.number, command.request, command.room_tokens, num_tokens
         )
@@ -563,13 +569,20 @@ class World:
 
     def _publish(self, departure: do.Depart, each: do.Publication) -> None:
         match each:
-            case do.Completion() | do.Failure():
+            case do.Completion():
                 self.answered.add(_key(departure.request))
+            case do.Failure(error=error):
+                self.answered.add(_key(departure.request))
+                if error.code == DEADLINE_EXPIRED and not self._may_end(departure.request):
+                    raise WrongError("a request without an end, or before it, ends as expired")
             case do.Requeueing():
                 request = msgspec.structs.replace(departure.request, attempts=each.attempts)
                 self.queues[each.queue].append(Message(request))
             case do.DeadLetter():
                 pass
+
+    def _may_end(self, request: QueuedRequest) -> bool:
+        return nearest_end(request, has_begun=False).at <= self.now
 
     def _acknowledge(self, tags: tuple[Tag, ...]) -> None:
         for tag in tags:
@@ -612,6 +625,7 @@ class World:
         reserved = sum(held.run.room_tokens for held in requests.runs if held.run is not None)
         if room.reserved_tokens != reserved:
             raise WrongError(f"{room.reserved_tokens} tokens reserved instead of {reserved}")
+        self._check_ends()
         waiting = sum(held.phase is Phase.WAITING for held in requests)
         if room.num_window != waiting or len(requests.window) != waiting:
             raise WrongError("the window and the phases differ")
@@ -632,6 +646,15 @@ class World:
         queued = {_key(each.request) for queue in self.queues.values() for each in queue}
         if lost := set(self.sent) - queued - self.answered:
             raise WrongError(f"requests would be lost if the process died now: {lost}")
+
+    def _check_ends(self) -> None:
+        for held in self.instance.requests:
+            num_tokens = held.generated
+            if held.run is not None:
+                num_tokens = max(num_tokens, self.runs[held.run.run_id].num_tokens)
+            is_over = nearest_end(held.request, has_begun=num_tokens > 0).at <= self.now
+            if is_over and held.phase is not Phase.ENDING:
+                raise WrongError(f"a request is {held.phase.value} after its end")
 
     def finish(self) -> None:
         """Close all open items without faults; then nothing may be left but queued requests."""

@@ -11,7 +11,7 @@ from shared.contracts.base import ModelName
 from shared.contracts.errors import ContractError, ModelNotReadyError
 from shared.contracts.ingress import InferenceRequest
 from shared.contracts.models import TrafficSplit
-from shared.contracts.qos import Importance, Slo
+from shared.contracts.qos import Importance, OnLate, Slo
 from tests.unit.gateway.rig import CHAT, COMPLETION, MODEL, NOW, SEED, IntakeRig
 
 
@@ -260,3 +260,31 @@ def test_a_request_for_a_split_names_its_target(intake_rig: IntakeRig) -> None:
     intake_rig.registry.set_splits([split])
 
     assert intake_rig.completion(model="chat").ingress.model == "tiny-qwen"
+
+
+def test_ends_travel_to_the_mesh(intake_rig: IntakeRig):
+    ingress = intake_rig.completion(
+        ttl_s=5.0, expires_at=NOW + 60.0, not_before=NOW + 10.0, on_late="drop"
+    ).ingress
+
+    assert (ingress.expires_at, ingress.ttl_s) == (NOW + 15.0, None)
+    assert (ingress.not_before, ingress.on_late) == (NOW + 10.0, OnLate.DROP)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "status"),
+    [
+        ({"expires_at": NOW - 1.0}, "expires_at", 504),
+        ({"expires_at": NOW + 1e9}, "expires_at", 400),
+        ({"not_before": NOW + 5.0, "expires_at": NOW + 4.0}, "not_before", 400),
+        ({"ttl_s": 0}, "ttl_s", 400),
+        ({"on_late": "maybe"}, "on_late", 400),
+    ],
+)
+def test_impossible_end_is_refused(
+    intake_rig: IntakeRig, fields: dict[str, object], param: str, status: int
+):
+    with pytest.raises(ContractError) as refused:
+        intake_rig.completion(**fields)
+
+    assert (refused.value.param, refused.value.status) == (param, status)

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import structlog
 
-from services.mesh.arguments import OF_ONE_REQUEST, parser
+from services.mesh.arguments import OF_ONE_REQUEST, begin_time, parser
 from services.mesh.cli import main
+from shared.contracts.errors import SettingsError
 
 SECRET_URL = "amqp://operator:secret@broker:5672/"
 VERBS = ("up", "submit", "top", "queues", "dead-letter")
@@ -61,7 +62,7 @@ def test_verbs_refuse_arguments_without_effect(
 def test_arguments_of_a_single_request_are_refused_with_a_file(
     argument: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    value = "low" if argument == "--importance" else "3"
+    value = {"--importance": "low", "--on-late": "drop"}.get(argument, "3")
     given = [value] if argument == "prompt" else [argument, value]
     code = main(["submit", "--file", str(tmp_path / "requests.jsonl"), *given])
 
@@ -108,3 +109,24 @@ def test_usage_of_the_planners_verb_has_the_name_as_called(capsys: pytest.Captur
 def test_doctor_needs_a_broker_of_its_own_process(capsys: pytest.CaptureFixture[str]):
     assert main(["doctor", "--amqp-url", "memory://"]) == 2
     assert "--amqp-url amqp://" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "time"), [(None, None), ("1700000000.5", 1700000000.5), ("+30", 1030.0)]
+)
+def test_time_to_begin_is_absolute_or_relative(text: str | None, time: float | None):
+    assert begin_time(text, 1000.0) == time
+
+
+@pytest.mark.parametrize("text", ["soon", "+", "nan", "inf"])
+def test_time_to_begin_that_cannot_be_read_is_refused(text: str):
+    with pytest.raises(SettingsError, match="--not-before"):
+        begin_time(text, 1000.0)
+
+
+def test_ends_of_a_request_are_arguments():
+    options = parser(amqp_url="amqp://x", registry=None).parse_args(
+        ["submit", "--ttl", "5", "--on-late", "drop", "--not-before", "+2", "hello"]
+    )
+
+    assert (options.ttl, options.on_late, options.not_before) == (5.0, "drop", "+2")

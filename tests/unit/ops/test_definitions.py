@@ -32,6 +32,7 @@ def test_only_the_operator_may_write_to_every_queue():
 def test_queue_arguments_are_equal_in_file_and_client():
     by_name = {queue["name"]: queue["arguments"] for queue in definitions()["queues"]}
 
-    expected = {spec.name: queue_arguments(spec) for spec in topology.QUEUES}
+    every = (*topology.QUEUES, *topology.DELAY_QUEUES)
+    expected = {spec.name: queue_arguments(spec) for spec in every}
 
     assert by_name == {k: v for k, v in expected.items() if k != topology.WORK_QUEUES}

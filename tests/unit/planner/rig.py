@@ -10,8 +10,10 @@ import msgspec
 from cachetools import FIFOCache
 
 from services.planner.grouper.dead_letter_replies import DeadLetterReplies
+from services.planner.grouper.expiry import Expiry
 from services.planner.grouper.grouper import Grouper
 from services.planner.grouper.intake import Intake
+from services.planner.grouper.watched_ends import WatchedEnds
 from services.planner.routed.routing import PULL, Routing
 from services.planner.settings import GrouperSettings
 from services.planner.state import GrouperState
@@ -92,6 +94,7 @@ class GrouperRig:
         reply_to: str | None = REPLIES_TO,
         kind: str = "inference.request.v1",
         user_id: str | None = None,
+        expiration_s: float | None = None,
     ) -> None:
         """Publish to the global queue as a producer does."""
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
@@ -101,6 +104,7 @@ class GrouperRig:
             message_id=message_id or uuid4().hex,
             reply_to=reply_to,
             user_id=user_id,
+            expiration_s=expiration_s,
         )
         await self.far.publish(topology.REQUESTS, topology.REST_KEY, message)
 
@@ -117,7 +121,12 @@ class GrouperRig:
 
     async def handle_dead_letter(self) -> None:
         """Handle the next dead letter."""
-        dead_letter_replies = DeadLetterReplies(broker=self.broker, clock=self.clock)
+        dead_letter_replies = DeadLetterReplies(
+            broker=self.broker,
+            clock=self.clock,
+            state=self.grouper.state,
+            expiry=self.grouper.expiry,
+        )
         await dead_letter_replies.on_dead_letter(await self.pull(topology.DEAD_LETTER_REPLIES))
 
     async def queued(self, lane: str = LANE) -> QueuedRequest:
@@ -137,24 +146,34 @@ async def open_grouper(
     registry: ModelRegistry, settings: GrouperSettings | None = None
 ) -> AsyncIterator[GrouperRig]:
     settings = settings or GrouperSettings()
-    hub, clock = MemoryHub(), FakeClock()
+    clock = FakeClock()
+    hub = MemoryHub(clock)
     async with UnreliableBroker(hub) as broker, UnreliableBroker(hub) as far:
         await topology.declare(broker)
         spec, binding = topology.reply_queue(REPLIES_TO)
         await far.declare_queue(spec)
         await far.bind(binding)
+        state = GrouperState(
+            shares=TenantShares(
+                max_share=settings.max_tenant_share,
+                free_tokens=settings.free_outstanding_tokens,
+            ),
+            recent=FIFOCache(settings.duplicate_memory),
+        )
         grouper = Grouper(
             broker=broker,
             intake=intake_of(registry, settings),
             settings=settings,
-            state=GrouperState(
-                shares=TenantShares(
-                    max_share=settings.max_tenant_share,
-                    free_tokens=settings.free_outstanding_tokens,
-                ),
-                recent=FIFOCache(settings.duplicate_memory),
-            ),
+            state=state,
             clock=clock,
+            expiry=Expiry(
+                broker=broker,
+                state=state,
+                clock=clock,
+                sender="grouper-of-the-test",
+                watched=WatchedEnds(settings.max_watched_ends),
+                ended=FIFOCache(settings.expired_memory),
+            ),
             sender="grouper-of-the-test",
             queues=WorkQueues(broker, source_name("grouper-of-the-test", "first")),
             incarnation="first",

@@ -2,7 +2,7 @@
 
 from shared.contracts.base import InstanceId, RunId
 from shared.contracts.control import StopReason
-from shared.contracts.requests import Reply, RequestFailed
+from shared.contracts.requests import ErrorInfo, Reply, RequestFailed
 from shared.producer.assembly import RequestAssembly
 from shared.producer.effects import Diverged, Effect, Finished, NewTokens, SendStop
 from tests.unit.producer.builders import (
@@ -299,3 +299,33 @@ def test_chunks_of_other_requests_in_a_batch_are_dropped():
 
     assert assembly.observe_chunk(chunk("a", 0, 2), 0.0) == [part(0, 2)]
     assert feed(assembly, tokens("a", 2, 3)) == [part(2, 3)]
+
+
+def ended(param: str) -> RequestFailed:
+    """The final of a request that reached its end while it waited."""
+    error = ErrorInfo(message="late", code="deadline_expired", param=param, status=504)
+    return RequestFailed(request_id=REQUEST, error=error, at=0.0)
+
+
+def test_end_of_a_request_that_waits_again_is_final_at_once():
+    """Its run was evicted, and no later run has begun."""
+    effects = feed(streaming(), started("a"), tokens("a", 0, 2), ended("expires_at"))
+
+    assert effects == [part(0, 2), Finished(final=ended("expires_at"))]
+
+
+def test_deadline_of_the_first_token_does_not_end_a_request_with_tokens():
+    assembly = streaming()
+
+    assert feed(assembly, started("a"), tokens("a", 0, 2), ended("slo.ttft_s")) == [part(0, 2)]
+    assert not assembly.holds_failure
+    assert feed(assembly, tokens("a", 2, 12), completed("a")) == [
+        part(2, 12),
+        Finished(final=completed("a")),
+    ]
+
+
+def test_deadline_of_the_first_token_ends_a_run_without_tokens():
+    late = ended("slo.ttft_s")
+
+    assert feed(streaming(), started("a"), late) == [Finished(final=late)]

@@ -123,8 +123,9 @@ def test_topology_prints_the_whole_table(capsys: pytest.CaptureFixture[str]):
     assert [exchange["name"] for exchange in shown["exchanges"]] == [
         exchange.name for exchange in topology.EXCHANGES
     ]
-    assert [queue["name"] for queue in shown["queues"]] == [queue.name for queue in topology.QUEUES]
-    assert len(shown["bindings"]) == len(topology.BINDINGS)
+    every = (*topology.QUEUES, *topology.DELAY_QUEUES)
+    assert [queue["name"] for queue in shown["queues"]] == [queue.name for queue in every]
+    assert len(shown["bindings"]) == len(topology.BINDINGS) + len(topology.DELAY_BINDINGS)
 
 
 def test_every_verb_has_a_help_text(capsys: pytest.CaptureFixture[str]):

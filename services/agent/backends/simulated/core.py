@@ -24,6 +24,7 @@ from solver.scheduling.engine.decision import (
     RequestView,
     SchedulingPolicy,
 )
+from solver.scheduling.run_ends import RunEnds
 
 
 class SimulatedEngineCore:
@@ -55,6 +56,7 @@ class SimulatedEngineCore:
         self.memory = KvMemory(settings)
         self._running: list[Run] = []
         self._waiting: dict[RequestId, Run] = {}
+        self._ends = RunEnds()
         self._stalled = False
         self.totals = SchedulingTotals()
         """Counters of the scheduling policy."""
@@ -104,6 +106,7 @@ class SimulatedEngineCore:
             ),
         )
         self._waiting[run.request_id] = run
+        self._ends.add(run.request_id, request.expires_at, request.first_token_by)
         self.memory.host.track(run)
         self._policy.add(
             RequestView(
@@ -144,7 +147,11 @@ class SimulatedEngineCore:
     def begin(self, now: UnixTime) -> Pass:
         """
         Select the work of the iteration that begins at time *now*, and allocate KV for the work.
+
+        Requests that are past their ends leave the engine.
         """
+        for request_id in self._ends.over(now, self._has_token):
+            self.abort(request_id)
         schedule = Schedule(self._policy.decide(now, self._batch_state()), self._token_budget)
         self.last_budget_tokens = schedule.budget_tokens
         stopped = [run for run in self._running if run.request_id in schedule.decision.preempted]
@@ -257,8 +264,15 @@ class SimulatedEngineCore:
         run.preempt()
         self._waiting[run.request_id] = run
 
+    def _has_token(self, request_id: RequestId) -> bool:
+        run = self._waiting.get(request_id)
+        if run is None:
+            run = next((run for run in self._running if run.request_id == request_id), None)
+        return run is not None and run.num_output_tokens > 0
+
     def _leave(self, run: Run) -> None:
         run.ended = True
+        self._ends.remove(run.request_id)
         self.memory.pool.release(run.blocks)
         self.totals.relegated += is_relegated(self._policy, run.request_id)
         self._policy.remove(run.request_id)

@@ -4,6 +4,7 @@ from shared.contracts.base import InstanceId, Message
 from shared.contracts.qos import QosClass
 from shared.contracts.situations import LsoFacts, RunningFacts
 from shared.contracts.telemetry import (
+    ExpiredRequest,
     InboxUsed,
     InstanceStatus,
     InstanceTotals,
@@ -16,11 +17,13 @@ from shared.contracts.telemetry import (
     ModelActivated,
     ModelState,
     RequestObserved,
+    RequestsExpired,
     Residency,
 )
 from tests.contract.messages.examples.lanes import LANE
 
 EXAMPLES: tuple[Message, ...] = (
+    RequestsExpired(sender="planner-1", requests=(ExpiredRequest(request_id="r1", tenant="acme"),)),
     InstanceStatus(
         instance_id="i1",
         incarnation="inc1",

@@ -8,7 +8,7 @@ import pytest
 from services.planner.grouper.intake import Intake
 from services.planner.settings import GrouperSettings
 from shared.contracts.errors import ContractError
-from shared.contracts.qos import Importance, Slo
+from shared.contracts.qos import Importance, OnLate, Slo
 from shared.contracts.requests import QueuedRequest, ReplyMode
 from shared.models.registry import ModelRegistry
 from tests.clocks import NOW
@@ -52,6 +52,20 @@ def test_fields_beside_the_body_have_precedence(intake: Intake):
 
     assert (request.slo, request.importance) == (Slo(ttlt_s=9.0), Importance.HIGH)
     assert (request.application, request.priority) == ("b", 3)
+
+
+def test_ends_are_fields_of_the_mesh_inside_and_beside_the_body(intake: Intake):
+    inside = {"ttl_s": 9.0, "expires_at": NOW + 99.0, "not_before": NOW + 1.0, "on_late": "drop"}
+    request = accepted(intake, BODY | inside)
+
+    assert request.call is not None
+    assert json.loads(bytes(request.call.body)) == BODY
+    assert (request.arrived_at, request.expires_at) == (NOW + 1.0, NOW + 10.0)
+    assert request.on_late is OnLate.DROP
+
+    outside = {"ttl_s": 5.0, "not_before": NOW + 2.0, "on_late": "serve"}
+    beside = accepted(intake, BODY | inside, **outside)
+    assert (beside.expires_at, beside.on_late) == (NOW + 7.0, OnLate.SERVE)
 
 
 def test_model_beside_the_body_is_the_default(intake: Intake):

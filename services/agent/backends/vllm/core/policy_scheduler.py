@@ -55,7 +55,7 @@ class PolicyDriven(Timed):
             tenant=qos.tenant,
             application=qos.application,
         )
-        super().add_request(request)  # type: ignore[misc]  # a mixin
+        super().add_request(request)
         self._policy.add(view)
 
     def apply_limits(self) -> None:
@@ -140,7 +140,7 @@ class PolicyDriven(Timed):
         self.totals.relegated += is_relegated(self._policy, request.request_id)
         self._policy.remove(request.request_id)
         self._preempted.pop(request.request_id, None)
-        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]  # vLLM's
+        return super()._free_request(request, *args, **kwargs)
 
     def _batch(self) -> BatchState:
         pool = self.kv_cache_manager.block_pool

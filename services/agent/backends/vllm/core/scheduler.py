@@ -12,6 +12,7 @@ from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
 
 from services.agent.backends.base import EngineLoad
 from services.agent.backends.totals import CheckpointTotals, SchedulingTotals
@@ -21,8 +22,10 @@ from services.agent.backends.vllm.core.work import ScheduledWork, work_of
 from services.agent.backends.vllm.kv.connector import HostKvConnector
 from services.agent.backends.vllm.shared.core_settings import core_settings
 from services.agent.backends.vllm.shared.prefill_reports import PrefillTimeReporter
+from services.agent.backends.vllm.shared.qos import qos_in_core
 from services.agent.backends.vllm.shared.stats import StatsWriter, rank_path
 from shared.contracts.telemetry import Iteration
+from solver.scheduling.run_ends import RunEnds
 
 
 class Timed:
@@ -65,11 +68,26 @@ class Timed:
         self.totals = SchedulingTotals()
         """Counters of the scheduling policy."""
         self._prefills = PrefillTimeReporter()
+        self._ends = RunEnds()
         rank = self.vllm_config.parallel_config.data_parallel_index
         self._stats = StatsWriter(rank_path(Path(self.settings.stats_path), rank))
         self._largest_budget = self.max_num_scheduled_tokens
         self._largest_active = self.max_num_active_reqs
         self._publish()
+
+    def add_request(self, request: Any) -> None:
+        super().add_request(request)  # type: ignore[misc]  # a mixin
+        qos = qos_in_core(request)
+        self._ends.add(request.request_id, qos.expires_at, qos.first_token_by)
+
+    def end_expired(self) -> None:
+        """
+        Abort the requests that are past their ends; the agent aborts their runs as well, and an
+        abort of an unknown request is ignored.
+        """
+        over = self._ends.over(time.time(), lambda name: self.requests[name].num_output_tokens > 0)
+        if over:
+            self.finish_requests(over, RequestStatus.FINISHED_ABORTED)
 
     def apply_limits(self) -> None:
         """Set the token budget and the limit of running requests from the next iteration on."""
@@ -83,6 +101,7 @@ class Timed:
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         begun = time.perf_counter()
+        self.end_expired()
         self.apply_limits()
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]  # a mixin
         admitted = [data.req_id for data in output.scheduled_new_reqs]
@@ -136,6 +155,10 @@ class Timed:
         # No iteration may follow the last abort, so publish the freed memory now.
         self._publish()
         return finished
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        self._ends.remove(request.request_id)
+        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]  # a mixin
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         done: bool = super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]  # a mixin

@@ -32,6 +32,10 @@ class RequestQos(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the request that this run belongs to; read by the KV connector, not by policies."""
     progress_tokens: int = 0
     """Number of progress tokens, which end the prompt that vLLM receives; read by the worker."""
+    expires_at: UnixTime | None = None
+    """Time from which no token of the run is computed."""
+    first_token_by: UnixTime | None = None
+    """Time from which no token of the run is computed if it has none."""
 
 
 def vllm_priority(request: EngineRequest) -> int:
@@ -51,6 +55,8 @@ def qos_of(request: EngineRequest) -> RequestQos:
         checkpointed=request.checkpointed,
         origin=request.origin or "",
         progress_tokens=len(request.progress),
+        expires_at=request.expires_at,
+        first_token_by=request.first_token_by,
     )
 
 

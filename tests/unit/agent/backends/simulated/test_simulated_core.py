@@ -194,3 +194,29 @@ def test_answers_end_with_an_end_token() -> None:
     assert outputs[-1].finish_reason is FinishReason.STOP
     assert outputs[-1].token_ids[0] in ENTRY.eos_token_ids
     assert not {each.token_ids[0] for each in outputs[:-1]} & set(ENTRY.eos_token_ids)
+
+
+def test_no_token_is_computed_from_the_end_of_a_run_on():
+    core = core_of()
+    core.add(request("ends", expires_at=10.0))
+    core.add(request("stays"))
+    core.add(request("late", first_token_by=10.0))
+    core.add(request("begun", first_token_by=10.0))
+    core.abort(request("late").request_id)
+    first = core.iterate(9.0)
+    assert {output.request_id for output in first.outputs} == {"ends", "stays", "begun"}
+
+    core.add(request("late", first_token_by=10.0))
+    second = core.iterate(10.0)
+    assert {output.request_id for output in second.outputs} == {"stays", "begun"}
+    assert (core.num_running, core.num_waiting) == (2, 0)
+
+
+def test_run_that_has_begun_before_its_end_gets_no_output_of_a_later_iteration():
+    """An iteration that began before the end may finish after it."""
+    core = core_of()
+    core.add(request("ends", expires_at=10.0))
+    begun = core.begin(9.9)
+    assert len(core.finish(begun).outputs) == 1
+    assert core.iterate(10.0).outputs == ()
+    assert core.memory.pool.utilization == 0.0
