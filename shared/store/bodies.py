@@ -14,6 +14,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import fsspec
@@ -23,6 +24,7 @@ from shared.contracts.base import Seconds
 from shared.contracts.errors import SettingsError, StoreFullError, StoreUnavailableError
 from shared.store.database import FULL_DISK
 from shared.store.ids import folder_of, is_file_id, is_folder
+from shared.store.location import PRIVATE
 
 BODIES, UPLOADS, MARKER = "bodies", "uploads", "headway-store"
 BLOCK_BYTES = 2**20
@@ -135,8 +137,8 @@ class Bodies:
         return bytes(text).decode()
 
     async def set_marker(self, text: str) -> None:
-        """Write the marker."""
-        await self.call(self._fs.makedirs, self._root, exist_ok=True)
+        """Write the marker into the folder, which is made if necessary."""
+        await self.call(self._make_root)
         await self.call(self._fs.pipe_file, self.path(MARKER), text.encode())
 
     async def _names(self, folder: str) -> set[str]:
@@ -178,6 +180,12 @@ class Bodies:
             raise StoreUnavailableError(f"the file system of bodies failed: {error}") from error
         finally:
             work.add_done_callback(_read_error)
+
+    def _make_root(self) -> None:
+        if self._is_local:
+            Path(self._root).mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+        else:
+            self._fs.makedirs(self._root, exist_ok=True)
 
     def open_new(self, name: str) -> Any:
         """Open a new file for writing, with its folders; blocks."""

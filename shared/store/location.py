@@ -14,6 +14,8 @@ from sqlalchemy.exc import ArgumentError
 from shared.contracts.errors import SettingsError
 from shared.store.settings import StoreSettings
 
+PRIVATE = 0o700
+"""Mode of directories that the store makes: only the services' user enters them."""
 SQLITE, POSTGRESQL = "sqlite+aiosqlite", "postgresql+asyncpg"
 DRIVERS = {
     "sqlite": SQLITE,

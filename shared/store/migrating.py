@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from shared.contracts.base import Seconds
 from shared.contracts.errors import StoreSchemaError, StoreUnavailableError
 from shared.store.database import Database
-from shared.store.location import Location
+from shared.store.location import PRIVATE, Location
 from shared.store.migrations import HEAD, revision_id
 from shared.store.schema import schema_info
 
@@ -130,7 +130,8 @@ async def _turn(location: Location, timeout_s: Seconds) -> AsyncIterator[None]:
     if location.sqlite_file is None:
         yield
         return
-    location.sqlite_file.parent.mkdir(parents=True, exist_ok=True)
+    # Files of all tenants are below this directory.
+    location.sqlite_file.parent.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     lock = location.sqlite_file.with_name(f"{location.sqlite_file.name}.migrate-lock")
     with lock.open("w") as held:
         try:

@@ -113,6 +113,14 @@ async def test_the_marker_is_read_as_it_was_written(bodies: Bodies):
     assert await bodies.marker() == "store 1"
 
 
+async def test_only_the_services_user_enters_a_new_folder(tmp_path: Path):
+    bodies = Bodies(f"file://{tmp_path}/new", timeout_s=60.0)
+    await bodies.set_marker("store 1")
+    bodies.close()
+
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+
+
 class FailingStream:
     """A file on a disk that is full after one block."""
 
