@@ -11,9 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from alembic import command
-from alembic.config import Config
 from sqlalchemy import Connection, inspect, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -23,6 +22,9 @@ from shared.store.database import Database
 from shared.store.location import PRIVATE, Location
 from shared.store.migrations import HEAD, revision_id
 from shared.store.schema import schema_info
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 TIMEOUT_S = 600.0
 """Time limit of a migration, including the wait for another process that migrates."""
@@ -151,8 +153,10 @@ def _locked(file: int) -> bool:
     return True
 
 
-def alembic_config(connection: Connection | None = None) -> Config:
+def alembic_config(connection: Connection | None = None) -> "Config":
     """Alembic's configuration for the revisions of `shared.store.migrations`."""
+    from alembic.config import Config  # noqa: PLC0415 - services only check the schema
+
     spec = find_spec("shared.store.migrations")
     assert spec is not None  # noqa: S101 - a package of the wheel
     assert spec.origin is not None  # noqa: S101 - as above
@@ -165,6 +169,8 @@ def alembic_config(connection: Connection | None = None) -> Config:
 
 
 def _upgrade(connection: Connection) -> None:
+    from alembic import command  # noqa: PLC0415 - as above
+
     command.upgrade(alembic_config(connection), revision_id(HEAD))
 
 

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 import msgspec
 import structlog
 from sqlalchemy import select, update
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.contracts.errors import (
     MeshError,
@@ -33,7 +35,6 @@ HOST_LEASE_S = 30.0
 """Time after which another host may use an SQLite file that no process has used."""
 BODY_TIMEOUT_FACTOR = 10.0
 """A file system may take longer for a block than the database for a transaction."""
-MARKER_TRIES, MARKER_PAUSE_S = 20, 0.1
 
 
 class Store:
@@ -93,6 +94,9 @@ class Store:
         except MeshError as error:
             self.problem = str(error)
             raise
+        except SQLAlchemyError as error:
+            self.problem = f"the store has another schema than it says: {error}"
+            raise StoreUnavailableError(self.problem) from error
         self.problem = None
 
     async def require_bodies(self) -> None:
@@ -102,7 +106,8 @@ class Store:
         Raises:
             StoreUnavailableError: It is not, e.g. since its disk is not mounted.
         """
-        expected, _ = await self._expected_marker()
+        async with self.database.read() as connection:
+            expected = await self._marker(connection)
         if await self.bodies.marker() != expected:
             raise StoreUnavailableError(
                 f"store.files: {self.location.files} does not have the file bodies of this store"
@@ -178,16 +183,23 @@ class Store:
         Raises:
             SettingsError: The folder has no marker, or that of another store.
         """
-        expected, is_new = await self._expected_marker()
-        found = await self.bodies.marker()
-        for _ in range(MARKER_TRIES):  # the process that made the store may be writing it
-            if found is not None or is_new:
-                break
-            await asyncio.sleep(MARKER_PAUSE_S)
+        async with self.database.write() as connection:
+            await self.database.lock(connection, MARKER)
+            expected = await self._marker(connection)
             found = await self.bodies.marker()
-        if found is None and is_new:
-            await self.bodies.set_marker(expected)
-        elif found != expected:
+            if expected is None:
+                # A marker without bodies may be this store's own, after a crash before the commit.
+                if found is not None and await self.bodies.folders():
+                    raise SettingsError(
+                        f"store.files: {self.location.files} has the file bodies of another store; "
+                        "use another place, or restore the database of those files"
+                    )
+                expected = found or secrets.token_hex(16)
+                if found is None:
+                    await self.bodies.set_marker(expected)
+                await connection.execute(update(schema_info).values(files_marker=expected))
+                return
+        if found != expected:
             raise SettingsError(
                 f"store.files: {self.location.files} does not have the file bodies of this store: "
                 f"its file {MARKER!r} contains {found!r} instead of {expected!r}. Gateways on "
@@ -195,16 +207,11 @@ class Store:
                 "write the file again"
             )
 
-    async def _expected_marker(self) -> tuple[str, bool]:
-        """Marker of this store's folder, and True if this call has chosen it."""
-        chosen = secrets.token_hex(16)
-        claim = update(schema_info).where(schema_info.c.files_marker.is_(None))
-        async with self.database.write() as connection:
-            claimed = await connection.execute(claim.values(files_marker=chosen))
-            if claimed.rowcount:
-                return chosen, True
-            marker = (await connection.execute(select(schema_info.c.files_marker))).scalar_one()
-        return str(marker), False
+    async def _marker(self, connection: AsyncConnection) -> str | None:
+        """Marker of this store's folder; None until it has claimed one."""
+        query = select(schema_info.c.files_marker)
+        marker: str | None = (await connection.execute(query)).scalar_one()
+        return marker
 
 
 @asynccontextmanager

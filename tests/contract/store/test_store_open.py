@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from sqlalchemy import text
 
 from shared.contracts.errors import SettingsError, StoreUnavailableError
 from shared.store.location import Host
@@ -75,13 +76,39 @@ async def test_stores_of_one_database_share_their_bodies(migrated: StoreSettings
 async def test_another_folder_of_bodies_is_refused(
     migrated: StoreSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("shared.store.store.MARKER_PAUSE_S", 0.001)
     elsewhere = msgspec.structs.replace(migrated, files=f"file://{tmp_path}/elsewhere")
     async with open_store(migrated) as first, open_store(elsewhere) as second:
         await first.check()
 
         with pytest.raises(SettingsError, match=r"elsewhere does not have the file bodies"):
             await second.check()
+
+
+async def test_a_folder_with_the_bodies_of_another_store_is_refused(
+    migrated: StoreSettings, tmp_path: Path
+):
+    """Its sweep would delete them, since it has no rows for them."""
+    async with open_store(migrated) as store:
+        await store.bodies.set_marker("another store")
+        await store.check()
+        await put(store, b"x")
+    other = settings_of(None, tmp_path / "other", files=f"file://{tmp_path}/files")
+    await migrate(place(other))
+    async with open_store(other) as second:
+        for _ in range(2):
+            with pytest.raises(SettingsError, match="has the file bodies of another store"):
+                await second.check()
+
+
+async def test_a_table_that_is_gone_is_a_problem_not_an_end(migrated: StoreSettings):
+    async with open_store(migrated) as store:
+        await store.check()
+        async with store.database.write() as connection:
+            await connection.execute(text("DROP TABLE schema_info"))
+        with pytest.raises(StoreUnavailableError):
+            await store.check()
+
+        assert store.problem is not None
 
 
 async def test_bodies_that_are_not_mounted_are_noticed(migrated: StoreSettings, tmp_path: Path):
@@ -131,7 +158,7 @@ async def test_a_database_that_is_away_is_used_again_when_it_returns(
     await migrate(place(settings_of(postgres.url(name), tmp_path)))
     async with TcpProxy("127.0.0.1", postgres.port) as proxy:
         url = postgres.url(name, port=proxy.port)
-        settings = msgspec.structs.replace(settings_of(url, tmp_path), timeout_s=1.0)
+        settings = msgspec.structs.replace(settings_of(url, tmp_path), timeout_s=2.0)
         stop = asyncio.Event()
         async with open_store(settings) as store:
             following = asyncio.create_task(store.follow(stop))

@@ -101,6 +101,7 @@ async def test_a_large_file_is_stored_and_read_in_constant_memory(
                     size += len(part)
             growth = peak_bytes(pid) - before
 
+    print(f"{num_bytes // MIB} MiB: the gateway grew by {growth / MIB:.1f} MiB")
     expected = hashlib.sha256()
     for _ in range(num_bytes // len(BLOCK)):
         expected.update(BLOCK)

@@ -49,6 +49,10 @@ def url(request: pytest.FixtureRequest) -> str | None:
     return server.url(server.fresh())
 
 
+ONLY_SQLITE = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+"""For tests of what the database has no part in."""
+
+
 @pytest.fixture
 async def settings(url: str | None, tmp_path: Path) -> StoreSettings:
     """Settings of a store with its schema."""
@@ -129,6 +133,7 @@ async def test_openais_client_uploads_lists_reads_and_deletes(start: Start):
     assert others[0].expires_at is None
 
 
+@ONLY_SQLITE
 async def test_files_of_a_batch_expire_by_default_as_in_openais_api(start: Start):
     async with start() as rig, http_of(rig) as http:
         file = (await upload(http)).json()
@@ -152,6 +157,7 @@ async def test_no_tenant_sees_or_deletes_anothers_file(start: Start):
     assert still.content == LINES
 
 
+@ONLY_SQLITE
 async def test_requests_without_a_valid_key_are_refused(start: Start):
     async with start() as rig, http_of(rig, "sk-wrong") as http:
         answers = [
@@ -163,6 +169,7 @@ async def test_requests_without_a_valid_key_are_refused(start: Start):
     assert {error_of(answer)[:2] for answer in answers} == {(401, "invalid_api_key")}
 
 
+@ONLY_SQLITE
 async def test_other_paths_and_methods_are_refused_and_the_front_still_answers(start: Start):
     async with start() as rig, http_of(rig) as http:
         wrong = [
@@ -186,6 +193,7 @@ async def test_other_paths_and_methods_are_refused_and_the_front_still_answers(s
     assert models.status_code == 200
 
 
+@ONLY_SQLITE
 async def test_an_invalid_upload_names_the_field_and_leaves_nothing(
     start: Start, settings: StoreSettings
 ):
@@ -239,6 +247,7 @@ async def test_limits_name_what_is_exceeded(start: Start, settings: StoreSetting
     assert len(bodies_on_disk(settings)) == 4
 
 
+@ONLY_SQLITE
 async def test_a_full_disk_is_reported_and_leaves_no_half_file(
     start: Start, settings: StoreSettings, monkeypatch: pytest.MonkeyPatch
 ):
@@ -257,6 +266,7 @@ async def test_a_full_disk_is_reported_and_leaves_no_half_file(
     assert later.status_code == 200
 
 
+@ONLY_SQLITE
 async def test_a_client_that_leaves_in_the_middle_leaves_nothing(
     start: Start, settings: StoreSettings
 ):
@@ -283,6 +293,7 @@ async def test_a_client_that_leaves_in_the_middle_leaves_nothing(
     assert listed["data"] == []
 
 
+@ONLY_SQLITE
 async def test_a_lost_body_is_reported(start: Start, settings: StoreSettings):
     async with start() as rig, http_of(rig) as http:
         file_id = (await upload(http)).json()["id"]
