@@ -22,6 +22,7 @@ from tests.brokers import (
     rabbit_targets,
     release_of,
 )
+from tests.postgres import PrivatePostgres, running_postgres
 from tests.virtual_time import VirtualTimeLoop
 
 # The time to draw examples depends on the machine's load, not on the code.
@@ -79,6 +80,12 @@ def rabbit_servers(
         each.close()
         if each.node is not None:
             each.node.close()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PrivatePostgres]:
+    """A PostgreSQL server; tests take fresh databases, and start it again if they stop it."""
+    yield from running_postgres()
 
 
 @pytest.fixture(params=[MEMORY, *RABBIT_PARAMS])

@@ -42,6 +42,14 @@ class Channel:
         await self._start(status, length | (headers or {}))
         await self._body(body, more=False)
 
+    async def begin(self, *, headers: dict[str, str]) -> None:
+        """Send the status line of an answer whose parts follow."""
+        await self._start(200, headers)
+
+    async def part(self, data: bytes) -> None:
+        """Send a part of an answer that was begun."""
+        await self._body(data, more=True)
+
     async def event(self, data: bytes) -> None:
         """Send server-sent events; the first call also sends the status line."""
         if not self.started:
@@ -57,7 +65,7 @@ class Channel:
         await self._body(data, more=True)
 
     async def end(self) -> None:
-        """End a stream of server-sent events."""
+        """End an answer that was sent in parts."""
         await self._body(b"", more=False)
 
     async def _start(self, status: int, headers: dict[str, str]) -> None:

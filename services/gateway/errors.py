@@ -11,6 +11,8 @@ from shared.contracts.errors import (
     CapacityError,
     ContractError,
     ModelNotReadyError,
+    StoreFullError,
+    StoreUnavailableError,
     TransientError,
 )
 from shared.contracts.requests import ErrorInfo
@@ -27,6 +29,7 @@ TYPES = {
 ANTHROPIC_TYPES = {404: "not_found_error", 413: "request_too_large", 500: "api_error"}
 BROKER_RETRY_AFTER_S = 5.0
 MODEL_RETRY_AFTER_S = 1.0
+STORE_RETRY_AFTER_S = 5.0
 INTERNAL_ERROR = "internal_error"
 
 
@@ -51,7 +54,7 @@ def error_info(error: Exception) -> ErrorInfo:
                 status=error.status,
                 retry_after_s=error.retry_after_s,
             )
-        case TransientError() | BrokerConflictError():
+        case TransientError() | BrokerConflictError() | StoreFullError():
             return _unavailable_info(error)
         case RunDivergedError():
             return ErrorInfo(message=str(error), code=error.code, status=502)
@@ -70,7 +73,16 @@ def error_info(error: Exception) -> ErrorInfo:
             )
 
 
-def _unavailable_info(error: TransientError | BrokerConflictError) -> ErrorInfo:
+def _unavailable_info(error: TransientError | BrokerConflictError | StoreFullError) -> ErrorInfo:
+    if isinstance(error, StoreFullError):
+        return ErrorInfo(message=f"{error}; nothing was stored", code="store_full", status=507)
+    if isinstance(error, StoreUnavailableError):
+        return ErrorInfo(
+            message=f"the store cannot be used now: {error}",
+            code="store_unavailable",
+            status=503,
+            retry_after_s=STORE_RETRY_AFTER_S,
+        )
     if isinstance(error, ModelNotReadyError):
         return ErrorInfo(
             message=str(error),

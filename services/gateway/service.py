@@ -1,6 +1,7 @@
 """Creates, connects and runs the gateway's components."""
 
 import asyncio
+import contextlib
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,8 @@ import msgspec
 import structlog
 
 from services.gateway.fallbacks import Fallbacks, forecasts_heard
+from services.gateway.files.application import WithFiles
+from services.gateway.files.retention import Retention
 from services.gateway.front import open_front
 from services.gateway.instances import Instances, followed
 from services.gateway.intake import Intake, load_tokenizers
@@ -24,7 +27,7 @@ from shared.broker.declaring import declare_topology
 from shared.broker.protocol import Broker
 from shared.contracts.base import ModelName
 from shared.contracts.control import GATEWAY_PERIOD_S
-from shared.contracts.errors import SettingsError
+from shared.contracts.errors import SettingsError, StoreUnavailableError
 from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry
 from shared.models.watch import RegistrySteps, RegistryWatch
@@ -32,6 +35,7 @@ from shared.producer.producer import Producer
 from shared.runtime.cli import Ports
 from shared.runtime.health import Health, serve_http
 from shared.runtime.tasks import every, poll_until
+from shared.store.store import Store, opened_store
 
 log = structlog.get_logger()
 
@@ -59,7 +63,10 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
         clock=ports.clock,
         answer_tokens=settings.limits.default_max_tokens,
     )
-    async with ports.open_broker("gateway") as broker:
+    async with (
+        opened_store(settings.store) as store,
+        ports.open_broker("gateway") as broker,
+    ):
         await declare_topology(broker)
         async with Producer(
             broker,
@@ -89,6 +96,7 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
                 producer=producer,
                 metrics=GatewayMetrics(ports.health.metrics),
                 clock=ports.clock,
+                store=store,
                 stop=stop,
             )
             instances = Instances(registry=registry, clock=ports.clock)
@@ -103,7 +111,7 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
                 ),
                 open_front(gateway, ports.health) as front,
             ):
-                opening.application = front.application
+                opening.application = WithFiles(gateway, front.application)
                 log.info("service.started", host=settings.host, port=settings.port)
                 ports.health.started()
                 steps = FrontSteps(front.steps, instances)
@@ -112,14 +120,16 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
                 ports.health.details = lambda: {
                     "models": instances.by_model(),
                     "registry": msgspec.to_builtins(watch.state),
+                    "store": _state_of(store),
                 }
                 report = Reporter(broker, front.digests, lambda: watch.state).report
                 reporting = asyncio.create_task(
                     every(GATEWAY_PERIOD_S, report, stop=stop), name="report-models"
                 )
                 following = asyncio.create_task(watch.follow(stop), name="follow-registry")
+                keeping = asyncio.create_task(_keep(store, settings, stop), name="keep-store")
                 await _until_drained(gateway, broker, ports.health)
-                await asyncio.gather(following, reporting)
+                await asyncio.gather(following, reporting, keeping)
     log.info("service.stopped")
 
 
@@ -149,6 +159,26 @@ class FrontSteps:
 
     async def remove(self, model: ModelName) -> None:
         await self.front.remove(model)
+
+
+def _state_of(store: Store | None) -> str:
+    """State of the store, for /health; a gateway without it serves all but stored objects."""
+    if store is None:
+        return "none"
+    return store.problem or "ok"
+
+
+async def _keep(store: Store | None, settings: Settings, stop: asyncio.Event) -> None:
+    """Follow the store, and do its retention in turn with other gateways, until *stop*."""
+    if store is None:
+        return
+    retention = Retention(store, settings.store)
+    period_s = settings.store.retention_period_s
+    async with asyncio.TaskGroup() as group:
+        group.create_task(store.follow(stop), name="follow-store")
+        group.create_task(every(period_s, retention.round, stop=stop), name="retention")
+    with contextlib.suppress(StoreUnavailableError):
+        await retention.release()
 
 
 async def _until_drained(gateway: Gateway, broker: Broker, health: Health) -> None:

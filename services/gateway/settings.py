@@ -9,6 +9,7 @@ from shared.api.images import ImageLimits
 from shared.contracts.checks import IngressLimits
 from shared.contracts.qos import Slo
 from shared.runtime.settings import ServiceSettings
+from shared.store.settings import StoreSettings
 
 PositiveS = Annotated[float, Meta(gt=0)]
 
@@ -75,6 +76,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     Hosts whose http and https URLs of images are read, for all models; the registry has hosts for
     each model. Redirects are not followed.
     """
+    store: StoreSettings = StoreSettings()
+    """Store of files; without `store.data_dir` and `store.url` there is none."""
     publish_timeout_s: PositiveS = 5.0
     """Time limit for publishing a request to the broker; after it, the gateway answers with 503."""
     body_timeout_s: PositiveS = 30.0

@@ -11,6 +11,7 @@ from services.gateway.tenants import Tenants
 from shared.models.registry import ModelRegistry
 from shared.producer.producer import Producer
 from shared.runtime.clock import Clock
+from shared.store.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,5 +26,7 @@ class Gateway:
     producer: Producer
     metrics: GatewayMetrics
     clock: Clock
+    store: Store | None = None
+    """None if no store is configured."""
     stop: asyncio.Event
     """Set when the gateway stops; the gateway then accepts no new requests."""

@@ -78,6 +78,7 @@ def parser(*, amqp_url: str, registry: Path | None) -> argparse.ArgumentParser:
     _dead_letter(verb("dead-letter", "list, requeue or delete dead-lettered requests"))
     verb("doctor", "check the broker: rights, limits, differing objects, alarms and services")
     verbs.add_parser("models", help="add, list, check and remove models of a registry file")
+    verbs.add_parser("store", help="migrate and examine the store of files")
     verbs.add_parser("plan", help=("show, explain or compare plans; same as headway-planner plan"))
     verbs.add_parser("profile", help="measure an engine, and write a profile for the simulator")
     verbs.add_parser(
@@ -178,6 +179,19 @@ def _up(up: argparse.ArgumentParser) -> None:
         help="HTTP application of the gateway: `vllm` has all endpoints and fields of `vllm "
         "serve`, `light` serves text and needs no vLLM; default: `vllm` where it is installed and "
         "a model has weights",
+    )
+    up.add_argument(
+        "--data-dir",
+        type=Path,
+        metavar="DIR",
+        help="directory of the store: files and what else outlives a connection; default: "
+        "HEADWAY_STORE_DATA_DIR, else .headway/data. HEADWAY_STORE_URL and HEADWAY_STORE_FILES "
+        "select another place",
+    )
+    up.add_argument(
+        "--no-store",
+        action="store_true",
+        help="keep nothing: the Files API answers with status 501",
     )
     up.add_argument(
         "--log-dir",

@@ -5,7 +5,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -41,6 +41,7 @@ from shared.contracts.errors import (
     ContractError,
     MeshError,
     SettingsError,
+    StoreUnavailableError,
 )
 from shared.contracts.ingress import InferenceRequest
 from shared.contracts.lanes import LaneLayout
@@ -54,10 +55,16 @@ from shared.runtime.cli import broker_factory, print_data
 from shared.runtime.clock import SystemClock
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_NO_BROKER, EXIT_OK, EXIT_USAGE
 from shared.runtime.logging import configure_logging
-from shared.runtime.settings import DEFAULT_AMQP_URL, masked_url
+from shared.runtime.settings import DEFAULT_AMQP_URL, load_group, masked_url
 from shared.runtime.tasks import pause
+from shared.store.cli import main as store
+from shared.store.location import location_of
+from shared.store.migrating import migrate
+from shared.store.settings import StoreSettings
 
 Options = argparse.Namespace
+DATA_DIR = ".headway/data"
+MIGRATION_TIMEOUT_S = 60.0
 
 
 async def up(options: Options) -> int:
@@ -65,16 +72,19 @@ async def up(options: Options) -> int:
     broker = options.broker or options.amqp_url
     registry, agents = await _fleet(options)
     bases = ModelRegistry.load(registry).bases
+    kept = store_values(options, os.environ)
     spec = MeshSpec(
         broker=broker,
         registry=registry,
         log_dir=options.log_dir,
         gateway_port=options.port,
-        gateway={"front": options.front},
+        gateway={"front": options.front} | ({} if kept is None else {"store": kept}),
         agents=agents,
         groupers=options.groupers,
         leaders=options.leaders,
     )
+    if kept is not None:
+        await _migrated(kept)
     stop = asyncio.Event()
     starting = asyncio.current_task()
 
@@ -97,6 +107,46 @@ async def up(options: Options) -> int:
             mesh.check()
             await pause(stop, 1.0)
     return EXIT_OK
+
+
+def store_values(options: Options, environ: Mapping[str, str]) -> dict[str, Any] | None:
+    """
+    Settings of the store of `up`: options, then the environment, then SQLite in a directory.
+
+    Returns:
+        The settings; None without a store.
+
+    Raises:
+        SettingsError: A variable is invalid, or configures a store although there should be none.
+    """
+    settings = load_group(StoreSettings, group="store", environ=environ)
+    if options.no_store:
+        if settings != StoreSettings():
+            raise SettingsError("--no-store contradicts the variables HEADWAY_STORE_*: unset them")
+        return None
+    data_dir = options.data_dir or settings.data_dir
+    if data_dir is None and (settings.url is None or settings.files is None):
+        data_dir = DATA_DIR
+    if data_dir is not None:
+        data_dir = str(Path(data_dir).absolute())
+    values: dict[str, Any] = msgspec.to_builtins(settings)
+    return values | {"data_dir": data_dir}
+
+
+async def _migrated(values: dict[str, Any]) -> None:
+    """
+    Migrate the store. If it does not answer, the mesh starts without it.
+
+    Raises:
+        SettingsError: The store cannot be used as it is set.
+    """
+    location = location_of(msgspec.convert(values, StoreSettings))
+    if location is None:
+        return
+    try:
+        await migrate(location, timeout_s=MIGRATION_TIMEOUT_S)
+    except StoreUnavailableError as error:
+        print(f"store: {error}; files are not available until then", file=sys.stderr)
 
 
 async def _fleet(options: Options) -> tuple[Path, tuple[AgentSpec, ...]]:
@@ -342,6 +392,7 @@ CHECKOUT_PROGRAMS = {"simulate": "ops.sim", "profile": "ops.profiling"}
 OTHER_PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {
     **dict.fromkeys(CHECKOUT_PROGRAMS, lambda given: _from_checkout(given[0], given[1:])),
     "models": lambda given: models(given[1:]),
+    "store": lambda given: store(given[1:]),
     "plan": lambda given: planner(given, prog="headway"),
 }
 """Verb that has its own command line -> function that receives all arguments."""

@@ -57,6 +57,22 @@ class BrokerUnavailableError(TransientError):
     """The broker did not answer in time; the last publish may or may not have arrived."""
 
 
+class StoreUnavailableError(TransientError):
+    """
+    The store did not answer in time, or this process may not use it now.
+
+    Inference does not depend on the store.
+    """
+
+
+class StoreFullError(MeshError):
+    """The disk of the store is full; nothing was stored."""
+
+
+class StaleLeaseError(MeshError):
+    """Another process has taken over the lease; the write was refused."""
+
+
 class BrokerConflictError(MeshError):
     """A queue or exchange exists with other properties, or belongs to another connection."""
 
@@ -113,6 +129,10 @@ class UnsupportedError(EngineError):
 
 class SettingsError(MeshError):
     """A setting is unknown or out of range; start-up fails with exit code 2."""
+
+
+class StoreSchemaError(SettingsError):
+    """The store's schema does not fit this version of Headway; the message has the remedy."""
 
 
 class SchemaMismatchError(MeshError):

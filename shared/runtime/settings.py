@@ -2,8 +2,8 @@
 Settings: one frozen struct per service. Flags override the environment, which overrides a file.
 
 Environment variables are named `HEADWAY_<SERVICE>_<FIELD>`, with `__` between nested fields. Some
-fields that all services share are also read from `HEADWAY_<FIELD>`. No other code reads the
-environment.
+fields that all services share are also read from `HEADWAY_<FIELD>`, and the settings of the store
+from `HEADWAY_STORE_<FIELD>`. No other code reads the environment.
 """
 
 from collections.abc import Mapping
@@ -17,6 +17,10 @@ from shared.contracts.errors import SettingsError
 from shared.contracts.lanes import LaneLayout
 
 SHARED_FIELDS = ("amqp_url", "registry", "log_level", "layout")
+SHARED_GROUPS = ("store",)
+"""
+Groups of nested fields that the services which have them also read from `HEADWAY_<GROUP>_<FIELD>`.
+"""
 DEFAULT_AMQP_URL = "amqp://guest:guest@127.0.0.1:5672/"
 
 
@@ -43,6 +47,8 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 S = TypeVar("S", bound=ServiceSettings)
+G = TypeVar("G", bound=msgspec.Struct)
+_NO_VALUES: Mapping[str, object] = {}
 
 
 def load(
@@ -72,9 +78,10 @@ def load(
     for field in SHARED_FIELDS:
         if (text := environ.get(f"HEADWAY_{field.upper()}")) is not None:
             values[field] = text
-    for key, text in sorted(environ.items()):
-        if key.startswith(prefix):
-            _put(values, key.removeprefix(prefix).lower().split("__"), text)
+    for group in SHARED_GROUPS:
+        if group in settings_type.__struct_fields__:
+            _put_all(values, f"HEADWAY_{group.upper()}_", environ, below=(group,))
+    _put_all(values, prefix, environ)
     for key, text in (overrides or {}).items():
         _put(values, key.split("."), text)
     try:
@@ -84,6 +91,34 @@ def load(
             f"{error} (settings of {service}: file, {prefix}* and --set; "
             f"`headway-{service} check-config` shows them all)"
         ) from error
+
+
+def load_group(
+    settings_type: type[G],
+    *,
+    group: str,
+    environ: Mapping[str, str],
+    overrides: Mapping[str, object] = _NO_VALUES,
+) -> G:
+    """
+    Load the settings of one group that several services share, without those of a service.
+
+    Args:
+        settings_type: Type of the group.
+        group: Its name; with `store`, the environment prefix is `HEADWAY_STORE_`.
+        environ: The process environment.
+        overrides: Field -> value.
+
+    Raises:
+        SettingsError: A field is unknown, has the wrong type or is out of range.
+    """
+    values: dict[str, Any] = {}
+    _put_all(values, f"HEADWAY_{group.upper()}_", environ)
+    values |= overrides
+    try:
+        return msgspec.convert(values, settings_type, strict=False)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{error} (settings {group}.*)") from error
 
 
 def masked(settings: msgspec.Struct) -> dict[str, Any]:
@@ -120,6 +155,15 @@ def _read_file(file: Path) -> dict[str, Any]:
         raise SettingsError(f"cannot read settings file {file}: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"settings file {file}: {error}") from error
+
+
+def _put_all(
+    values: dict[str, Any], prefix: str, environ: Mapping[str, str], below: tuple[str, ...] = ()
+) -> None:
+    """Set the fields of all variables with the prefix, in the group *below*."""
+    for key, text in sorted(environ.items()):
+        if key.startswith(prefix):
+            _put(values, [*below, *key.removeprefix(prefix).lower().split("__")], text)
 
 
 def _put(values: dict[str, Any], path: list[str], text: str) -> None:

@@ -29,10 +29,12 @@ from shared.contracts.base import ModelName
 from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry, write_registry
 from shared.models.tiny import TINY_MODELS, make_tiny_models
+from shared.store.migrating import migrate
 from tests.brokers import RabbitServer, rabbit_targets
 from tests.differential.models import with_parsers
 from tests.e2e.meshes import LLAMA, mesh_spec
 from tests.requirements import program
+from tests.stores import place, settings_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -93,9 +95,14 @@ async def url(
     directory = tmp_path_factory.mktemp("mesh")
     models = {LLAMA: TINY_MODELS[LLAMA]}
     registry = with_parsers(make_tiny_models(directory / "models", models=models))
+    store = settings_of(None, directory / "data")
+    await migrate(place(store))
     with rabbit_servers(rabbit_targets()[0]).fresh_url() as broker:
-        async with request.param(broker, registry, directory) as spec, ProcessMesh(spec):
-            yield spec.gateway_url
+        async with request.param(broker, registry, directory) as plain:
+            gateway = plain.gateway | {"store": msgspec.to_builtins(store)}
+            spec = msgspec.structs.replace(plain, gateway=gateway)
+            async with ProcessMesh(spec):
+                yield spec.gateway_url
 
 
 def is_pick(arguments: object) -> bool:
@@ -208,6 +215,23 @@ async def test_openais_node_client_streams_and_calls_tools(node: Path, url: str)
     assert found["call"]["name"] == "pick"
     assert is_pick(json.loads(found["call"]["arguments"]))
     assert found["request"].startswith("req-")
+
+
+async def test_openais_node_client_stores_and_reads_a_file(node: Path, url: str) -> None:
+    found = await run_script(("node", "openai_files.js"), node, url)
+
+    assert found["id"] in found["listed"]
+    assert (found["bytes"], found["same"], found["deleted"]) == (19, True, True)
+
+
+async def test_openais_python_client_stores_and_reads_a_file(client: openai.AsyncOpenAI) -> None:
+    made = await client.files.create(file=("lines.jsonl", b"{}\n"), purpose="batch")
+    listed = [file.id async for file in client.files.list(limit=1, purpose="batch")]
+    content = await client.files.content(made.id)
+    deleted = await client.files.delete(made.id)
+
+    assert made.id in listed
+    assert (made.bytes, content.content, deleted.deleted) == (3, b"{}\n", True)
 
 
 async def test_vercels_ai_sdk_runs_two_steps_with_tools(node: Path, url: str) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from services.gateway.files.openapi import file_paths
 from shared.api.calls import OWN_FIELDS, REFUSED_FIELDS, CallBody
 
 Document = dict[str, Any]
@@ -13,7 +14,7 @@ _PREFIX = "#/components/schemas/"
 
 def openapi_document(applications: Iterable[Any], routes: Iterable[str]) -> Document:
     """
-    OpenAPI document of the open *routes* of vLLM's *applications*, at least one.
+    OpenAPI document of the open *routes* of vLLM's *applications*, at least one, and of files.
 
     Bodies have the mesh's own fields, and lack those that the front refuses.
     """
@@ -22,8 +23,11 @@ def openapi_document(applications: Iterable[Any], routes: Iterable[str]) -> Docu
     (body,), own = msgspec.json.schema_components((CallBody,), ref_template=_PREFIX + "{name}")
     fields = own.pop(body["$ref"].removeprefix(_PREFIX))["properties"]
     schemas: Document = full["components"]["schemas"] | own
+    paths_of_files, schemas_of_files = file_paths()
     for name in filter(None, {_body_schema(path) for path in paths.values()}):
         schemas[name] = _with_own_fields(schemas[name], {key: fields[key] for key in OWN_FIELDS})
+    paths |= paths_of_files
+    schemas |= schemas_of_files
     used = _referenced(paths, schemas)
     return {
         "openapi": full["openapi"],

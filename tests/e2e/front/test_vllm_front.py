@@ -8,16 +8,20 @@ from typing import Any
 
 import anthropic
 import httpx
+import msgspec
 import openai
 import pytest
 import pytest_asyncio
 
 from services.gateway.door import REFUSED_HEADERS, ROUTES
+from services.gateway.files.openapi import file_paths
 from services.mesh.processes import ProcessMesh
 from shared.api.calls import MAX_GRAMMAR_BYTES, REFUSED_FIELDS
 from shared.models.tiny import TINY_MODELS, TINY_POOLING_MODELS, make_tiny_models
+from shared.store.migrating import migrate
 from tests.brokers import RabbitServer, eventually, rabbit_targets
 from tests.e2e.meshes import LLAMA, QWEN, mesh_spec
+from tests.stores import place, settings_of
 
 pytestmark = [
     pytest.mark.rabbitmq,
@@ -38,9 +42,16 @@ async def front(
     gateway = {"front": "vllm", "api_keys": {KEY: "acme"}, "max_outstanding_per_tenant": 8}
     with rabbit_servers(rabbit_targets()[0]).fresh_url() as url:
         directory = tmp_path_factory.mktemp("mesh")
+        store = settings_of(None, directory / "data")
+        await migrate(place(store))
         models = TINY_MODELS | TINY_POOLING_MODELS
         registry = make_tiny_models(directory / "models", weights=False, models=models)
-        spec = mesh_spec(url, directory, registry=registry, gateway=gateway)
+        spec = mesh_spec(
+            url,
+            directory,
+            registry=registry,
+            gateway=gateway | {"store": msgspec.to_builtins(store)},
+        )
         async with ProcessMesh(spec) as running:
             yield running
 
@@ -274,11 +285,21 @@ async def test_openapi_document_has_the_open_routes_and_the_meshs_fields(http: h
     schemas = document["components"]["schemas"]
     references = set(re.findall(r"#/components/schemas/([^\"]+)", json.dumps(document)))
 
-    assert document["paths"].keys() == ROUTES.keys()
+    assert document["paths"].keys() == ROUTES.keys() | file_paths()[0].keys()
     assert references == schemas.keys()
     for body in ("ChatCompletionRequest", "CompletionRequest", "ResponsesRequest"):
         assert schemas[body]["properties"].keys() >= {"slo", "deadline", "importance"}
         assert not schemas[body]["properties"].keys() & set(REFUSED_FIELDS)
+
+
+async def test_files_are_stored_and_read(client: openai.AsyncOpenAI):
+    made = await client.files.create(file=("lines.jsonl", b"{}\n"), purpose="batch")
+    listed = [file.id async for file in client.files.list(purpose="batch")]
+    content = await client.files.content(made.id)
+    deleted = await client.files.delete(made.id)
+
+    assert listed == [made.id]
+    assert (made.bytes, content.content, deleted.deleted) == (3, b"{}\n", True)
 
 
 async def test_requests_without_a_valid_key_are_refused(front: ProcessMesh):
@@ -286,6 +307,7 @@ async def test_requests_without_a_valid_key_are_refused(front: ProcessMesh):
         body = {"model": LLAMA, "prompt": "x"}
         assert (await client.post("/v1/completions", json=body)).status_code == 401
         assert (await client.get("/v1/models")).status_code == 401
+        assert (await client.get("/v1/files")).status_code == 401
 
 
 async def test_client_that_leaves_ends_its_request(http: httpx.AsyncClient):

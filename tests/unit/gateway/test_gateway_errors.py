@@ -11,6 +11,8 @@ from shared.contracts.errors import (
     BrokerUnavailableError,
     CapacityError,
     ContractError,
+    StoreFullError,
+    StoreUnavailableError,
 )
 from shared.contracts.requests import ErrorInfo
 from shared.producer.generation import RunDivergedError
@@ -23,6 +25,8 @@ CASES = [
     (CapacityError("m", retry_after_s=0.2), 429, "rate_limit_error", Outcome.REFUSED),
     (BrokerUnavailableError("m"), 503, "server_error", Outcome.UNAVAILABLE),
     (BrokerConflictError("m"), 503, "server_error", Outcome.UNAVAILABLE),
+    (StoreUnavailableError("m"), 503, "server_error", Outcome.UNAVAILABLE),
+    (StoreFullError("m"), 507, "server_error", Outcome.FAILED),
     (RunDivergedError("m"), 502, "server_error", Outcome.DIVERGED),
     (NotFoundException(), 404, "invalid_request_error", Outcome.REFUSED),
     (MethodNotAllowedException(), 405, "invalid_request_error", Outcome.REFUSED),

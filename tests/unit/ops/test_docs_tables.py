@@ -22,6 +22,7 @@ from services.agent.settings import PullSettings
 from services.estimator.settings import AlarmSettings, TreesSettings
 from services.planner.leader.policies import PLAN_POLICIES
 from services.planner.settings import RoutingSettings
+from shared.store.settings import StoreSettings
 from solver.planning.review import Cause
 from solver.prediction.calibration.coverage import CoverageOptions
 from solver.prediction.prefill.features import FEATURES
@@ -33,6 +34,7 @@ PLANNING = ROOT / "ops/docs/planning.md"
 PREDICTION = ROOT / "ops/docs/prediction.md"
 ROUTING = ROOT / "ops/docs/routing.md"
 BENCH_TABLE = ROOT / "ops/docs/benches.md"
+STORE = ROOT / "ops/docs/store.md"
 SIMULATE = ROOT / "ops/docs/simulate.md"
 SOURCES = ("solver", "shared", "services", "ops/sim", "ops/baselines", "ops/profiling")
 
@@ -125,6 +127,18 @@ def test_settings_of_routing_are_listed_with_their_defaults():
     documented = {row[0].strip("`"): row[1] for row in table(ROUTING, "routing setting")}
 
     assert documented == {field.name: str(field.default) for field in fields(RoutingSettings)}
+
+
+def test_settings_of_the_store_are_listed_with_their_defaults():
+    documented = {row[0].strip("`"): row[1] for row in table(STORE, "store setting")}
+    plain = {
+        field.name: "none" if field.default is None else str(field.default)
+        for field in fields(StoreSettings)
+        if isinstance(field.default, (int, float, type(None)))
+    }
+
+    assert documented.keys() == set(StoreSettings.__struct_fields__)
+    assert {name: documented[name] for name in plain} == plain
 
 
 def test_routing_policies_are_listed():

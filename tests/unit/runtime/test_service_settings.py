@@ -11,7 +11,8 @@ from services.agent.settings import Settings as AgentSettings
 from services.gateway.settings import Settings as GatewaySettings
 from services.planner.settings import Settings as PlannerSettings
 from shared.contracts.errors import SettingsError
-from shared.runtime.settings import ServiceSettings, load, masked, masked_url
+from shared.runtime.settings import ServiceSettings, load, load_group, masked, masked_url
+from shared.store.settings import StoreSettings
 
 
 def planner(
@@ -53,6 +54,34 @@ def test_shared_variables_apply_to_all_services_unless_overridden():
     environ = {"HEADWAY_AMQP_URL": "amqp://all/", "HEADWAY_LOG_LEVEL": "debug"}
     settings = planner(environ=environ | {"HEADWAY_PLANNER_AMQP_URL": "amqp://one/"})
     assert (settings.amqp_url, settings.log_level) == ("amqp://one/", "debug")
+
+
+def test_variables_of_the_store_apply_to_the_services_that_have_one():
+    environ = {
+        "HEADWAY_STORE_URL": "postgresql://u:secret@h/db",
+        "HEADWAY_STORE_TIMEOUT_S": "1.5",
+        "HEADWAY_STORE_LIMITS__MAX_FILES": "7",
+        "HEADWAY_GATEWAY_STORE__TIMEOUT_S": "2.5",
+    }
+    gateway = load(GatewaySettings, service="gateway", environ=environ)
+    group = load_group(StoreSettings, group="store", environ=environ, overrides={"files": "f"})
+
+    assert gateway.store.url == group.url == "postgresql://u:secret@h/db"
+    assert (gateway.store.timeout_s, group.timeout_s) == (2.5, 1.5)
+    assert gateway.store.limits.max_files == group.limits.max_files == 7
+    assert group.files == "f"
+    assert planner(environ=environ) == PlannerSettings()
+    assert "secret" not in str(masked(gateway))
+
+
+def test_an_unknown_variable_of_the_store_is_refused():
+    environ = {"HEADWAY_STORE_URI": "x"}
+    for loaded in (
+        lambda: load(GatewaySettings, service="gateway", environ=environ),
+        lambda: load_group(StoreSettings, group="store", environ=environ),
+    ):
+        with pytest.raises(SettingsError, match="unknown field `uri`"):
+            loaded()
 
 
 def test_settings_of_other_services_are_ignored():

@@ -1,0 +1,13 @@
+"""
+Migrations of the schema, oldest first; `ops/docs/store.md` has the rules for their authors.
+"""
+
+REVISIONS = ("shared.store.migrations.versions.r0001_files",)
+"""Modules of all revisions in order; the number of a revision is its place, from 1."""
+HEAD = len(REVISIONS)
+"""The revision that this version of Headway writes and needs."""
+
+
+def revision_id(number: int) -> str:
+    """Alembic's id of the revision with this number."""
+    return f"{number:04}"

@@ -1,0 +1,72 @@
+"""Settings of the store, the same for all services that use it."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+PositiveS = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=0)]
+DAY_S = 86400.0
+DEFAULT_RETENTION_S = {"batch": 30 * DAY_S}
+"""Files of batches expire as in OpenAI's API; other files are kept until they are deleted."""
+
+
+class FileLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the files of one tenant may take."""
+
+    max_bytes: Count = 16 * 2**30
+    max_files: Count = 10_000
+
+
+class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Place and limits of the store. Without `data_dir` and `url` there is no store."""
+
+    data_dir: str | None = None
+    """Directory of the default database and of file bodies."""
+    url: str | None = None
+    """
+    Database: `postgresql://user:password@host/name`, or `sqlite:///path/store.db` on one host.
+    Default: `store.db` in `data_dir`.
+    """
+    files: str | None = None
+    """
+    Place of file bodies: any fsspec URL, e.g. `s3://bucket/headway`. Gateways on several hosts need
+    a place that all of them reach. Default: `files` in `data_dir`.
+    """
+    timeout_s: PositiveS = 3.0
+    """Time limit of one transaction, and of one block of a file body times ten."""
+    max_file_bytes: Count = 512 * 2**20
+    """Maximum size of one file."""
+    max_uploads: Annotated[int, Meta(ge=1)] = 32
+    """Maximum number of uploads in progress at one gateway; further uploads get status 503."""
+    upload_timeout_s: PositiveS = 3600.0
+    """Time limit of one upload."""
+    limits: FileLimits = FileLimits()
+    """Limits of the files of each tenant."""
+    tenant_limits: dict[str, FileLimits] = {}
+    """Tenant -> its limits, instead of `limits`."""
+    retention_s: dict[str, PositiveS] = msgspec.field(
+        default_factory=lambda: dict(DEFAULT_RETENTION_S)
+    )
+    """Purpose -> time after which a new file expires at the latest."""
+    tenant_retention_s: dict[str, dict[str, PositiveS]] = {}
+    """Tenant -> purpose -> time, instead of `retention_s`."""
+    retention_period_s: PositiveS = 30.0
+    """Period in which expired files are deleted."""
+    sweep_period_s: PositiveS = 3600.0
+    """Period in which bodies without a file, and files without a body, are searched for."""
+    orphan_grace_s: PositiveS = DAY_S
+    """
+    Age below which neither a body without a file nor the body of a broken upload is deleted; at
+    least twice `upload_timeout_s`.
+    """
+
+    def limits_of(self, tenant: str) -> FileLimits:
+        """Limits of the files of *tenant*."""
+        return self.tenant_limits.get(tenant, self.limits)
+
+    def retention_of(self, tenant: str, purpose: str) -> float | None:
+        """Longest life of a new file in seconds; None without a limit."""
+        own = self.tenant_retention_s.get(tenant, {})
+        return own.get(purpose, self.retention_s.get(purpose))

@@ -1,0 +1,1 @@
+"""Policies of stored objects: how much a tenant may store, and what is deleted when."""
