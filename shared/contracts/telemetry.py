@@ -19,6 +19,7 @@ from shared.contracts.base import (
 from shared.contracts.qos import QosClass
 from shared.contracts.requests import FinishReason, PromptText, WaitForecast
 from shared.contracts.situations import LsoFacts
+from shared.contracts.tenants import TenantsState
 
 
 class Residency(Enum):
@@ -267,6 +268,8 @@ class LanesObserved(
     """
     released: tuple[str, ...] = ()
     """Queues that the leader is about to delete and that this grouper does not use."""
+    tenants: TenantsState | None = None
+    """The policies that the grouper follows; None without a file of policies."""
 
     @property
     def source(self) -> str:
