@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Raw
 
 from shared.contracts.base import Value
-from shared.contracts.qos import Importance, Slo
+from shared.contracts.qos import Clamp, Importance, Slo
 from shared.contracts.requests import ChatMessage, EnginePayload, ReplyMode
 
 Identifier = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
@@ -81,6 +81,8 @@ class InferenceRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
     """
     Number of tokens of each input of a pooling model; used only from trusted publishers.
     """
+    clamped: tuple[Clamp, ...] = ()
+    """What the policy of the tenant did not grant; used only from trusted publishers."""
 
 
 class CallRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -122,6 +124,8 @@ class CallRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
     """The default is `stream` if `body` asks for a stream, else `final`."""
     arrived_at: float | None = None
     """Time at which the request reached the mesh; used only from trusted publishers."""
+    clamped: tuple[Clamp, ...] = ()
+    """What the policy of the tenant did not grant; used only from trusted publishers."""
 
 
 class QueueItem(Value, frozen=True, kw_only=True, omit_defaults=True):

@@ -16,7 +16,8 @@ from shared.contracts.base import (
     UnixTime,
     Value,
 )
-from shared.contracts.qos import Importance, Slo, SloVerdict
+from shared.contracts.qos import Clamp, Importance, Slo, SloVerdict
+from shared.contracts.rate_limits import RateLimit
 
 Tokens = tuple[int, ...]
 UNKNOWN_TOKEN = -1
@@ -256,6 +257,8 @@ class QueuedRequest(
     Number of tokens of each input, whose tokens `prompt` has in order, if the model pools; empty if
     it generates.
     """
+    clamped: tuple[Clamp, ...] = ()
+    """What the producer asked for and its tenant's policy does not grant."""
 
     @property
     def num_answers(self) -> int:
@@ -388,6 +391,8 @@ class RequestCompleted(
     """
     children: tuple[ChildAnswer, ...] = ()
     """All answers of a call, in the order of the response."""
+    clamped: tuple[Clamp, ...] = ()
+    """What the producer asked for and its tenant's policy did not grant."""
 
 
 class ErrorInfo(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -401,6 +406,9 @@ class ErrorInfo(Value, frozen=True, kw_only=True, omit_defaults=True):
     retry_after_s: Seconds | None = None
     response: Raw | UnsetType = UNSET
     """Response of a server of others that refused the request, as it came."""
+    requests_limit: RateLimit | None = None
+    """State of the tenant's limit of requests per minute, if the error is about a limit."""
+    tokens_limit: RateLimit | None = None
 
 
 class RequestFailed(
