@@ -135,6 +135,7 @@ def asked_call(request: CallRequest, limits: IngressLimits) -> Asked:
         priority=priority,
         reply=request.reply or (ReplyMode.STREAM if is_streamed else ReplyMode.FINAL),
         arrived_at=request.arrived_at,
+        clamped=request.clamped,
     )
     return Asked(of_mesh, msgspec.structs.replace(call, num_answers=size.num_answers), size)
 

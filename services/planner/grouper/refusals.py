@@ -5,6 +5,7 @@ from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome
 from shared.broker.retry import publish_until_confirmed, publish_until_routed
 from shared.contracts.base import RequestId, UnixTime, encode
 from shared.contracts.errors import CapacityError, ContractError, MeshError
+from shared.contracts.rate_limits import QUOTA_SPENT, RateLimitedError
 from shared.contracts.requests import ErrorInfo, RequestFailed
 
 
@@ -14,12 +15,22 @@ def error_info(error: MeshError) -> ErrorInfo:
         return ErrorInfo(
             message=str(error), code=error.code, param=error.param, status=error.status
         )
+    if isinstance(error, RateLimitedError):
+        return ErrorInfo(
+            message=str(error),
+            type=QUOTA_SPENT if error.code == QUOTA_SPENT else "rate_limit_error",
+            code=error.code,
+            status=429,
+            retry_after_s=error.retry_after_s,
+            requests_limit=error.requests,
+            tokens_limit=error.tokens,
+        )
     if isinstance(error, CapacityError):
         return ErrorInfo(
             message=str(error),
             type="rate_limit_error",
             code="over_capacity",
-            status=429,
+            status=error.status,
             retry_after_s=error.retry_after_s,
         )
     return ErrorInfo(message=str(error), type="server_error", code="internal", status=500)

@@ -1,0 +1,82 @@
+"""Groupers share a tenant's limits over every broker."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from services.planner.grouper.tenants import TenantGate
+from shared.broker import topology
+from shared.contracts.rate_limits import RateLimitedError
+from shared.contracts.tenants import TenantPolicy
+from shared.runtime.clock import SystemClock
+from tests.brokers import BrokerRig
+from tests.contract.tenants.gates import ACME, open_gate
+from tests.queued import a_request
+
+LIMIT = 40
+
+
+async def admitted(gates: list[TenantGate], number: int) -> int:
+    """Ask for *number* requests, in turn at all gates; return how many were admitted."""
+
+    async def ask(gate: TenantGate, name: str) -> bool:
+        try:
+            await gate.admit(a_request(name, tenant=ACME))
+        except RateLimitedError:
+            return False
+        return True
+
+    asked = [ask(gates[n % len(gates)], f"r{n}") for n in range(number)]
+    return sum(await asyncio.gather(*asked))
+
+
+async def test_three_groupers_admit_the_limit_together(broker_rig: BrokerRig) -> None:
+    """Of four times the limit, exactly the limit is admitted, whichever grouper is asked."""
+    broker = await broker_rig.connect("gates")
+    await topology.declare(broker)
+    policy = TenantPolicy(requests_per_minute=LIMIT)
+    async with AsyncExitStack() as stack:
+        gates = [
+            await stack.enter_async_context(
+                open_gate(broker, SystemClock(), policy, name=f"gate-{number}")
+            )
+            for number in range(3)
+        ]
+
+        number = await admitted(gates, 4 * LIMIT)
+        for _ in range(3):
+            await asyncio.sleep(0.3)
+            number += await admitted(gates, 12)
+
+    assert number == LIMIT
+
+
+async def test_open_requests_are_shared_and_come_back(broker_rig: BrokerRig) -> None:
+    """Requests in progress count over all groupers, and no longer when they have ended."""
+    broker = await broker_rig.connect("gates")
+    await topology.declare(broker)
+    policy = TenantPolicy(concurrent_requests=2)
+    async with AsyncExitStack() as stack:
+        first, second = [
+            await stack.enter_async_context(
+                open_gate(broker, SystemClock(), policy, name=f"gate-{number}")
+            )
+            for number in range(2)
+        ]
+        one = a_request("r1", tenant=ACME)
+        await first.admit(one)
+        await second.admit(a_request("r2", tenant=ACME))
+        with pytest.raises(RateLimitedError, match="concurrent_requests of tenant 'acme' is 2"):
+            await second.admit(a_request("r3", tenant=ACME))
+
+        first.ended(one.tenant, one.request_id)
+        for _ in range(40):
+            await asyncio.sleep(0.1)
+            try:
+                await second.admit(a_request("r4", tenant=ACME))
+                break
+            except RateLimitedError:
+                pass
+        else:
+            pytest.fail("the permit of an ended request did not come back")
