@@ -16,7 +16,7 @@ from services.gateway.openai import (
     to_ingress,
 )
 from services.gateway.settings import Settings
-from services.gateway.slo import requested_slo
+from services.gateway.slo import requested_slo, sets_slo
 from shared.api.pooling import check_task
 from shared.contracts.base import ModelName, TenantId, UnixTime
 from shared.contracts.checks import (
@@ -30,6 +30,8 @@ from shared.contracts.ingress import InferenceRequest
 from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry
 from shared.models.tokenizer import Tokenizer
+from shared.tenants.policies import Policies, PolicySource
+from solver.tenants.claims import Claim, grant
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +52,7 @@ class Intake:
         registry: Registry of the available models.
         tokenizers: One tokenizer per base model.
         new_seed: Returns a random seed for sampled requests that have none.
+        policies: Policies of tenants.
     """
 
     def __init__(
@@ -59,7 +62,9 @@ class Intake:
         registry: ModelRegistry,
         tokenizers: dict[ModelName, Tokenizer],
         new_seed: Callable[[], int],
+        policies: PolicySource | None = None,
     ) -> None:
+        self._policies: PolicySource = policies or Policies()
         self._settings = settings
         self._registry = registry
         self._tokenizers = tokenizers
@@ -107,7 +112,15 @@ class Intake:
         check_task(ingress, entry)
         limits = self._settings.limits
         slo = effective_slo(ingress, now=arrived_at, limits=limits)
-        importance = effective_importance(ingress)
+        claim = Claim(
+            slo=slo,
+            importance=effective_importance(ingress),
+            priority=ingress.priority,
+            arrived_at=arrived_at,
+            sets_slo=sets_slo(body, hints),
+            sets_importance=ingress.importance is not None or body.service_tier == "priority",
+        )
+        allowed = grant(claim, self._policies.policy(tenant), tenant)
         tokens = self._tokenizers[ref.base].encode(body.content)
         if not tokens:
             raise ContractError("the prompt has no tokens", param="prompt")
@@ -120,8 +133,10 @@ class Intake:
             messages=None,
             prompt=tokens,
             prompt_tokens=len(tokens),
-            slo=slo,
-            importance=importance,
+            slo=allowed.slo,
+            importance=allowed.importance,
+            priority=allowed.priority,
+            clamped=allowed.clamps,
             service_tier=None,
         )
         sampling = effective_sampling(

@@ -63,6 +63,7 @@ def _published(call: Call, endpoint: str, body: bytes) -> CallRequest:
         importance=call.importance,
         priority=call.priority,
         arrived_at=call.arrived_at,
+        clamped=call.clamped,
     )
 
 

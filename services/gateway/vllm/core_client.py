@@ -297,6 +297,7 @@ def _ingress(call: Call) -> InferenceRequest:
         priority=call.priority,
         tenant=call.tenant,
         arrived_at=call.arrived_at,
+        clamped=call.clamped,
     )
 
 
