@@ -31,6 +31,8 @@ from services.mesh.submit import (
     submit_all,
     submit_one,
 )
+from services.mesh.tenants.cli_keys import main as keys
+from services.mesh.tenants.cli_usage import usage
 from services.mesh.top import watch
 from services.planner.cli import main as planner
 from shared.broker import topology
@@ -63,6 +65,8 @@ Options = argparse.Namespace
 async def up(options: Options) -> int:
     """Run the mesh until Ctrl-C."""
     broker = options.broker or options.amqp_url
+    tenants = options.tenants or _file_of("HEADWAY_TENANTS")
+    keys = options.keys or _file_of("HEADWAY_GATEWAY_KEYS_FILE")
     registry, agents = await _fleet(options)
     bases = ModelRegistry.load(registry).bases
     spec = MeshSpec(
@@ -70,7 +74,9 @@ async def up(options: Options) -> int:
         registry=registry,
         log_dir=options.log_dir,
         gateway_port=options.port,
-        gateway={"front": options.front},
+        gateway={"front": options.front} | ({} if keys is None else {"keys_file": str(keys)}),
+        estimator={"usage_dir": str(options.log_dir / "usage")},
+        tenants=tenants,
         agents=agents,
         groupers=options.groupers,
         leaders=options.leaders,
@@ -97,6 +103,12 @@ async def up(options: Options) -> int:
             mesh.check()
             await pause(stop, 1.0)
     return EXIT_OK
+
+
+def _file_of(variable: str) -> Path | None:
+    """The file that an environment variable names, as for single services."""
+    text = os.environ.get(variable)
+    return Path(text) if text else None
 
 
 async def _fleet(options: Options) -> tuple[Path, tuple[AgentSpec, ...]]:
@@ -322,6 +334,7 @@ VERBS: dict[str, Callable[[Options], Coroutine[Any, Any, int]]] = {
     "queues": queues,
     "dead-letter": dead_letter,
     "doctor": doctor,
+    "usage": usage,
 }
 
 CHECKOUT_PROGRAMS = {"simulate": "ops.sim", "profile": "ops.profiling"}
@@ -330,6 +343,7 @@ CHECKOUT_PROGRAMS = {"simulate": "ops.sim", "profile": "ops.profiling"}
 OTHER_PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {
     **dict.fromkeys(CHECKOUT_PROGRAMS, lambda given: _from_checkout(given[0], given[1:])),
     "models": lambda given: models(given[1:]),
+    "keys": lambda given: keys(given[1:]),
     "plan": lambda given: planner(given, prog="headway"),
 }
 """Verb that has its own command line -> function that receives all arguments."""
