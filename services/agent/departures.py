@@ -39,7 +39,7 @@ from shared.contracts.requests import (
     Usage,
 )
 from shared.contracts.telemetry import RequestObserved
-from shared.contracts.usage import RequestMetered
+from shared.contracts.tenants.usage import RequestMetered
 from shared.runtime.clock import Clock
 from solver.instance.commands import (
     Completion,

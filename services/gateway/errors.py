@@ -14,8 +14,8 @@ from shared.contracts.errors import (
     ModelNotReadyError,
     TransientError,
 )
-from shared.contracts.rate_limits import QUOTA_SPENT
 from shared.contracts.requests import ErrorInfo
+from shared.contracts.tenants.policies import QUOTA_SPENT
 from shared.producer.generation import RunDivergedError
 
 TYPES = {

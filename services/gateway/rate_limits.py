@@ -9,8 +9,13 @@ from shared.broker import topology
 from shared.broker.listening import listening
 from shared.broker.protocol import Broker
 from shared.contracts.base import Decoder, Seconds, TenantId, UnixTime
-from shared.contracts.rate_limits import RateLimit
-from shared.contracts.tenants import LimitKind, MeterGrant, TenantGrants, TenantPolicy
+from shared.contracts.tenants.policies import (
+    LimitKind,
+    MeterGrant,
+    RateLimit,
+    TenantGrants,
+    TenantPolicy,
+)
 from shared.runtime.clock import Clock
 
 MEMORY_S: Seconds = 60.0

@@ -56,7 +56,7 @@ def check(settings: Settings) -> None:
     networks_of(settings.trusted_proxies)
     if settings.identity_header is not None and not settings.trusted_proxies:
         raise SettingsError(
-            "identity_header needs trusted_proxies: anybody could name any tenant otherwise"
+            "identity_header needs trusted_proxies: any client could name any tenant otherwise"
         )
 
 

@@ -10,8 +10,8 @@ import msgspec
 from services.gateway.headers import MAX_LABEL_CHARS, Hints
 from shared.contracts.base import TenantId
 from shared.contracts.errors import CapacityError, ContractError, SettingsError
-from shared.contracts.keys import Scope
-from shared.contracts.tenants import TenantPolicy
+from shared.contracts.tenants.keys import Scope
+from shared.contracts.tenants.policies import TenantPolicy
 from shared.runtime.clock import Clock, SystemClock
 from shared.tenants.keys import KeySource, SettingsKeys
 from shared.tenants.policies import Policies, PolicySource
@@ -21,7 +21,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Who sent a request."""
+    """The sender of a request."""
 
     tenant: TenantId
     scopes: tuple[Scope, ...]
@@ -133,7 +133,7 @@ class Tenants:
         peer: str | None = None,
     ) -> Caller:
         """
-        Return who sent a request: named by a trusted proxy, or by an API key.
+        Return the sender of a request, named by a trusted proxy or by an API key.
 
         Raises:
             ContractError: As for `authenticate`.

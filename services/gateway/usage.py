@@ -9,8 +9,8 @@ from services.gateway.door import authorization
 from services.gateway.state import Gateway
 from shared.contracts.base import TenantId, UnixTime
 from shared.contracts.errors import ContractError, TransientError
-from shared.contracts.keys import Scope
-from shared.contracts.usage import UsageRequested
+from shared.contracts.tenants.keys import Scope
+from shared.contracts.tenants.usage import UsageRequested
 from shared.tenants.usage_questions import BY, ask_usage, parse_time
 
 DEFAULT_SPAN_S = 30 * 86_400.0
@@ -42,7 +42,7 @@ async def usage(
     named = query.get("tenant")
     if named is not None and named != tenant:
         if Scope.OPERATOR not in caller.scopes:
-            # As if the other tenant did not exist: its name must not be told.
+            # As if the other tenant did not exist: the answer must not reveal its name.
             raise ContractError(
                 f"tenant {named[:128]!r} does not exist", code="tenant_not_found", status=404
             )

@@ -20,8 +20,8 @@ from shared.contracts.telemetry import (
     LeaderTick,
     RequestObserved,
 )
-from shared.contracts.tenants import TenantDemand, TenantGrants
-from shared.contracts.usage import UsageToday
+from shared.contracts.tenants.policies import TenantDemand, TenantGrants
+from shared.contracts.tenants.usage import UsageToday
 
 log = structlog.get_logger()
 

@@ -21,7 +21,7 @@ from shared.contracts.base import (
     UnixTime,
 )
 from shared.contracts.telemetry import RegistryState
-from shared.contracts.tenants import TenantsState
+from shared.contracts.tenants.policies import TenantsState
 
 
 class StopReason(Enum):

@@ -17,7 +17,7 @@ from shared.contracts.base import (
     Value,
 )
 from shared.contracts.qos import Clamp, Importance, Slo, SloVerdict
-from shared.contracts.rate_limits import RateLimit
+from shared.contracts.tenants.policies import RateLimit
 
 Tokens = tuple[int, ...]
 UNKNOWN_TOKEN = -1

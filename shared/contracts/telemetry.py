@@ -19,7 +19,7 @@ from shared.contracts.base import (
 from shared.contracts.qos import QosClass
 from shared.contracts.requests import FinishReason, PromptText, WaitForecast
 from shared.contracts.situations import LsoFacts
-from shared.contracts.tenants import TenantsState
+from shared.contracts.tenants.policies import TenantsState
 
 
 class Residency(Enum):

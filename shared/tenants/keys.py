@@ -15,7 +15,7 @@ import msgspec
 
 from shared.contracts.base import Seconds, TenantId, UnixTime
 from shared.contracts.errors import SettingsError
-from shared.contracts.keys import ApiKey, KeyFile, Scope
+from shared.contracts.tenants.keys import ApiKey, KeyFile, Scope
 from shared.tenants.watched_file import WatchedFile
 
 PREFIX = "sk-hw-"
@@ -29,7 +29,7 @@ class KeySource(Protocol):
     """Where API keys come from."""
 
     def find(self, key: str) -> ApiKey | None:
-        """The entry of a key; None if it is unknown. Expired and revoked keys are found, too."""
+        """The entry of a key; None if it is unknown. Expired and revoked keys are also found."""
         ...
 
 

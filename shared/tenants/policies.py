@@ -10,7 +10,7 @@ import msgspec
 
 from shared.contracts.base import TenantId
 from shared.contracts.errors import SettingsError
-from shared.contracts.tenants import TenantPolicy, TenantsState
+from shared.contracts.tenants.policies import TenantPolicy, TenantsState
 from shared.models.watch import PERIOD_S
 from shared.runtime.tasks import every
 from shared.tenants.watched_file import WatchedFile

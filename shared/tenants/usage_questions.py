@@ -9,7 +9,7 @@ from shared.broker.protocol import Broker
 from shared.broker.rpc import ask
 from shared.contracts.base import Decoder, Seconds, UnixTime
 from shared.contracts.errors import ContractError
-from shared.contracts.usage import UsageReported, UsageRequested
+from shared.contracts.tenants.usage import UsageReported, UsageRequested
 
 TIMEOUT_S: Seconds = 5.0
 BY = ("tenant", "hour", "model", "class")

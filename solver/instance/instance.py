@@ -168,7 +168,7 @@ def _on_loaded(instance: InstanceState, event: Loaded, now: UnixTime) -> Iterato
 def _on_cancelled(instance: InstanceState, event: Cancelled, _now: UnixTime) -> Iterator[Command]:
     """End the request if this instance holds it, and store the cancellation for later pulls."""
     if event.reply_to is None and event.user is None:
-        return  # anybody could have sent it
+        return  # any producer could have sent it
     proof = cancel_proof(event.reply_to, event.user)
     instance.cancel(event.request_id, proof)
     held = instance.requests.find(event.request_id)

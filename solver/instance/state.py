@@ -302,8 +302,8 @@ class InstanceState:
 
     def run_id(self) -> RunId:
         """
-        Id of a new run, unique in the mesh. Nobody can guess it from the ids of other runs: who
-        knows it may stop the run, and only those know it to whom its replies go.
+        Id of a new run, unique in the mesh. It cannot be guessed from the ids of other runs, since
+        a producer that knows it may stop the run: only the request's reply queue receives it.
         """
         name = f"{self.settings.incarnation}{self.number():x}"
         if not self.settings.run_secret:

@@ -5,7 +5,13 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 
 from shared.contracts.base import TenantId, UnixTime
-from shared.contracts.tenants import LimitKind, MeterDemand, MeterGrant, TenantDemand, TenantGrants
+from shared.contracts.tenants.policies import (
+    LimitKind,
+    MeterDemand,
+    MeterGrant,
+    TenantDemand,
+    TenantGrants,
+)
 from solver.tenants.leases import SILENCE_S, WINDOW_S, Key, Window
 
 UNLIMITED = 10**15

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from shared.contracts.base import TenantId, UnixTime
 from shared.contracts.errors import ContractError
 from shared.contracts.qos import Clamp, Importance, QosClass, Slo
-from shared.contracts.tenants import TenantPolicy
+from shared.contracts.tenants.policies import TenantPolicy
 
 LOWERED_TTLT_S = 300.0
 """

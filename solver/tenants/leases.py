@@ -22,7 +22,13 @@ from dataclasses import dataclass, field
 from math import inf
 
 from shared.contracts.base import Seconds, TenantId, UnixTime
-from shared.contracts.tenants import LimitKind, MeterDemand, MeterGrant, TenantDemand, TenantGrants
+from shared.contracts.tenants.policies import (
+    LimitKind,
+    MeterDemand,
+    MeterGrant,
+    TenantDemand,
+    TenantGrants,
+)
 
 WINDOW_S: Seconds = 60.0
 SILENCE_S: Seconds = 2.0
@@ -267,7 +273,7 @@ class Holder:
         return now - self.answered_at >= SILENCE_S
 
     def _meter(self, tenant: TenantId, kind: LimitKind) -> _Meter:
-        # Kept for ever: the allocator compares the total of uses with the total before.
+        # Kept without limit: the allocator compares the total of uses with the total before.
         meter = self._meters.get((tenant, kind))
         if meter is None:
             meter = self._meters[tenant, kind] = _Meter(kind)

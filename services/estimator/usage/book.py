@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from shared.contracts.base import ModelName, TenantId, UnixTime
-from shared.contracts.usage import HOUR_S, RequestMetered, UsageRequested, UsageRow
+from shared.contracts.tenants.usage import HOUR_S, RequestMetered, UsageRequested, UsageRow
 
 MAX_REMEMBERED = 1_000_000
 """Number of requests whose ids are remembered, so that none counts twice."""

@@ -19,7 +19,7 @@ import structlog
 from services.estimator.usage.book import UsageBook, row_of, summed
 from shared.contracts.base import Decoder, UnixTime, encode
 from shared.contracts.errors import ContractError, SettingsError
-from shared.contracts.usage import HOUR_S, RequestMetered, UsageRow
+from shared.contracts.tenants.usage import HOUR_S, RequestMetered, UsageRow
 
 log = structlog.get_logger()
 REMEMBER_S = 6 * 3600.0

@@ -14,7 +14,7 @@ from shared.broker.protocol import BindingSpec, Broker, Delivery, OutMessage, Se
 from shared.broker.retry import send_best_effort
 from shared.contracts.base import Decoder, Message, Seconds, encode, tag_of
 from shared.contracts.errors import ContractError
-from shared.contracts.usage import RequestMetered, UsageReported, UsageRequested, UsageToday
+from shared.contracts.tenants.usage import RequestMetered, UsageReported, UsageRequested, UsageToday
 from shared.runtime.clock import Clock
 from shared.runtime.tasks import every, pause
 
@@ -122,7 +122,7 @@ class UsageKeeper:
                     )
                 except OSError as error:
                     log.error("usage.not_written", finals=len(new), error=str(error))
-                    self._waiting = batch + self._waiting  # the queue keeps them, too
+                    self._waiting = batch + self._waiting  # the queue also keeps them
                     return
             for metered in new.values():
                 self.book.add(metered)

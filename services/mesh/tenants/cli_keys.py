@@ -14,7 +14,7 @@ from rich.table import Table
 
 from shared.contracts.base import TenantId, UnixTime
 from shared.contracts.errors import ContractError, SettingsError
-from shared.contracts.keys import ApiKey, Scope
+from shared.contracts.tenants.keys import ApiKey, Scope
 from shared.runtime.arguments import TextHelpFormatter
 from shared.runtime.cli import print_data
 from shared.runtime.clock import SystemClock
@@ -167,8 +167,9 @@ def import_keys(options: Options, now: UnixTime) -> int:
         print(f"imported {len(added)} keys; the file had {known} of them already")
     if num_short:
         print(
-            f"{num_short} of them have fewer than {SHORT_KEY_CHARS} characters: who reads the file "
-            "may guess them from their digests. Replace them with `headway keys rotate`",
+            f"{num_short} of them have fewer than {SHORT_KEY_CHARS} characters, so that a "
+            "reader of the file may guess them from their digests. Replace them with "
+            "`headway keys rotate`",
             file=sys.stderr,
         )
     return EXIT_OK if settings.api_keys else EXIT_FAILED

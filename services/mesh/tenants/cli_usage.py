@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shared.contracts.base import TenantId
-from shared.contracts.usage import UsageReported, UsageRequested, UsageRow
+from shared.contracts.tenants.usage import UsageReported, UsageRequested, UsageRow
 from shared.runtime.cli import broker_factory, print_data
 from shared.runtime.clock import SystemClock
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK

@@ -33,10 +33,9 @@ from shared.contracts.errors import (
 from shared.contracts.estimates import Profile
 from shared.contracts.lanes import LaneKey, inbox_name
 from shared.contracts.plans import LanesForecast
-from shared.contracts.rate_limits import RateLimitedError
 from shared.contracts.requests import QueuedRequest
 from shared.contracts.telemetry import LanesObserved, RequestObserved
-from shared.contracts.tenants import TenantsState
+from shared.contracts.tenants.policies import RateLimitedError, TenantsState
 from shared.runtime.clock import Clock
 from solver.planning.forecast import late_with
 from solver.scheduling.window import tokens_needed

@@ -5,8 +5,8 @@ from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome
 from shared.broker.retry import publish_until_confirmed, publish_until_routed
 from shared.contracts.base import RequestId, UnixTime, encode
 from shared.contracts.errors import CapacityError, ContractError, MeshError
-from shared.contracts.rate_limits import QUOTA_SPENT, RateLimitedError
 from shared.contracts.requests import ErrorInfo, RequestFailed
+from shared.contracts.tenants.policies import QUOTA_SPENT, RateLimitedError
 
 
 def error_info(error: MeshError) -> ErrorInfo:

@@ -22,10 +22,16 @@ from shared.contracts.base import (
     tag_of,
 )
 from shared.contracts.errors import CapacityError, ContractError
-from shared.contracts.rate_limits import RateLimit, RateLimitedError
 from shared.contracts.requests import QueuedRequest
-from shared.contracts.tenants import LimitKind, TenantDemand, TenantGrants, TenantPolicy
-from shared.contracts.usage import UsageToday
+from shared.contracts.tenants.policies import (
+    LimitKind,
+    RateLimit,
+    RateLimitedError,
+    TenantDemand,
+    TenantGrants,
+    TenantPolicy,
+)
+from shared.contracts.tenants.usage import UsageToday
 from shared.runtime.clock import Clock
 from shared.tenants.policies import PolicySource
 from solver.scheduling.window import tokens_needed
@@ -150,7 +156,7 @@ class TenantGate:
         if since is None or now - since < WAIT_S:
             return
         if now - self._asked_at >= WAIT_S:
-            self._unanswered_since = None  # nobody has asked meanwhile
+            self._unanswered_since = None  # no demand was published meanwhile
         else:
             self.refused += 1
             raise CapacityError(

@@ -9,7 +9,7 @@ from shared.broker import topology
 from shared.broker.listening import listening
 from shared.broker.protocol import Broker
 from shared.contracts.base import Decoder, TenantId
-from shared.contracts.tenants import TenantDemand, TenantGrants, TenantPolicy
+from shared.contracts.tenants.policies import TenantDemand, TenantGrants, TenantPolicy
 from shared.runtime.clock import Clock
 from shared.runtime.tasks import every
 from shared.tenants.policies import Policies

@@ -7,8 +7,7 @@ import pytest
 
 from services.planner.grouper.tenants import TenantGate
 from shared.broker import topology
-from shared.contracts.rate_limits import RateLimitedError
-from shared.contracts.tenants import TenantPolicy
+from shared.contracts.tenants.policies import RateLimitedError, TenantPolicy
 from shared.runtime.clock import SystemClock
 from tests.brokers import BrokerRig
 from tests.contract.tenants.gates import ACME, open_gate
@@ -32,7 +31,7 @@ async def admitted(gates: list[TenantGate], number: int) -> int:
 
 
 async def test_three_groupers_admit_the_limit_together(broker_rig: BrokerRig) -> None:
-    """Of four times the limit, exactly the limit is admitted, whichever grouper is asked."""
+    """Exactly the limit is admitted of four times as many requests, whichever grouper is asked."""
     broker = await broker_rig.connect("gates")
     await topology.declare(broker)
     policy = TenantPolicy(requests_per_minute=LIMIT)

@@ -11,7 +11,7 @@ from services.estimator.usage.keeper import UsageKeeper
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage
 from shared.contracts.base import TenantId, encode, tag_of
-from shared.contracts.usage import RequestMetered, UsageReported, UsageRequested
+from shared.contracts.tenants.usage import RequestMetered, UsageReported, UsageRequested
 from shared.runtime.clock import SystemClock
 from shared.tenants.usage_questions import ask_usage
 from tests.brokers import BrokerRig, eventually
@@ -55,7 +55,7 @@ async def counts(broker: Broker, number: int) -> None:
 async def test_a_final_counts_once_also_after_a_restart(
     broker_rig: BrokerRig, tmp_path: Path
 ) -> None:
-    """Finals wait in the queue while nobody counts; repetitions count once over restarts."""
+    """Finals wait in the queue while no keeper runs; repetitions count once over restarts."""
     broker, other = await broker_rig.connect("agent"), await broker_rig.connect("estimator")
     await topology.declare(broker)
     await publish(broker, final("r1"), final("r1"), final("r2"))
@@ -71,7 +71,7 @@ async def test_a_final_counts_once_also_after_a_restart(
 
 
 async def test_without_a_directory_usage_is_counted_in_memory(broker_rig: BrokerRig) -> None:
-    """The answer has the rows of the asked tenant only; nobody answers without a keeper."""
+    """The answer has the rows of the asked tenant only."""
     broker = await broker_rig.connect("test")
     await topology.declare(broker)
     async with keeping(broker, None):
@@ -84,7 +84,7 @@ async def test_without_a_directory_usage_is_counted_in_memory(broker_rig: Broker
 
 
 @pytest.mark.parametrize("body", [b"{", b'{"kind": "other"}'])
-async def test_a_message_that_is_no_final_is_dropped(broker_rig: BrokerRig, body: bytes) -> None:
+async def test_an_unreadable_message_is_dropped(broker_rig: BrokerRig, body: bytes) -> None:
     """It does not stop the counting of others."""
     broker = await broker_rig.connect("test")
     await topology.declare(broker)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import count, cycle
 
 from shared.contracts.base import TenantId
-from shared.contracts.tenants import LimitKind, TenantDemand, TenantGrants
+from shared.contracts.tenants.policies import LimitKind, TenantDemand, TenantGrants
 from solver.tenants.allocator import Allocator
 from solver.tenants.leases import WINDOW_S, Holder
 
@@ -107,7 +107,7 @@ class World:
         self.now = until
 
     def kill(self, grouper: Grouper) -> None:
-        """End a process; its requests go on."""
+        """End a process; its requests continue."""
         grouper.is_dead = True
 
     def _send(self, deliver: Callable[[], None], *, may_be_lost: bool = False) -> None:

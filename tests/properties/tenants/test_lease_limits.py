@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.contracts.tenants import LimitKind
+from shared.contracts.tenants.policies import LimitKind
 from tests.properties.tenants.lease_world import World
 
 OPERATIONS = ("request", "request", "request", "burst", "report", "report", "wait")

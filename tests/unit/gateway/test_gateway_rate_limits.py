@@ -10,9 +10,14 @@ from services.gateway.settings import Settings
 from shared.contracts.base import TenantId
 from shared.contracts.errors import ContractError
 from shared.contracts.qos import Clamp, Importance, QosClass, Slo
-from shared.contracts.rate_limits import RateLimit
 from shared.contracts.requests import ErrorInfo
-from shared.contracts.tenants import LimitKind, MeterGrant, TenantGrants, TenantPolicy
+from shared.contracts.tenants.policies import (
+    LimitKind,
+    MeterGrant,
+    RateLimit,
+    TenantGrants,
+    TenantPolicy,
+)
 from shared.models.tiny import make_tiny_models
 from shared.tenants.policies import Policies
 from tests.clocks import FakeClock

@@ -9,8 +9,8 @@ from services.gateway.headers import Hints
 from services.gateway.tenants import Tenants, networks_of
 from shared.contracts.base import TenantId
 from shared.contracts.errors import CapacityError, ContractError, SettingsError
-from shared.contracts.keys import Scope
-from shared.contracts.tenants import TenantPolicy
+from shared.contracts.tenants.keys import Scope
+from shared.contracts.tenants.policies import TenantPolicy
 from shared.tenants.keys import KeyWatch, key_edit
 from shared.tenants.policies import Policies
 from tests.clocks import FakeClock
@@ -95,7 +95,7 @@ def test_a_key_of_the_file_is_valid_until_it_expires(tmp_path: Path):
     assert key not in str(caught.value)
 
 
-def test_an_empty_file_of_keys_admits_nobody(tmp_path: Path):
+def test_an_empty_file_of_keys_admits_no_request(tmp_path: Path):
     path = tmp_path / "keys.json"
     with key_edit(path):
         pass
@@ -136,7 +136,7 @@ def test_a_trusted_proxy_names_the_tenant(peer: str):
 
 
 @pytest.mark.parametrize("peer", ["10.2.0.1", "127.0.0.1", "", None])
-def test_nobody_else_names_a_tenant(peer: str | None):
+def test_no_other_address_names_a_tenant(peer: str | None):
     headers = {"x-forwarded-user": "acme"}
     some = behind_proxy({"k1": "beta"})
 
@@ -154,7 +154,7 @@ def test_without_the_header_a_trusted_proxy_needs_a_key():
         some.authenticate(None, headers={}, peer="10.1.2.3")
 
 
-def test_a_proxy_that_is_no_address_is_refused():
+def test_an_invalid_address_of_a_proxy_is_refused():
     with pytest.raises(SettingsError, match="trusted_proxies"):
         networks_of(["proxy.example"])
 

@@ -26,7 +26,7 @@ def test_a_request_without_a_reply_queue_is_not_cancelled_by_others():
     assert R in driver.runs
 
 
-def test_a_request_with_a_reply_queue_is_cancelled_only_by_who_knows_the_queue():
+def test_a_request_with_a_reply_queue_is_cancelled_only_with_the_queues_name():
     driver = Driver(a_request("r", tenant=TenantId("acme"), reply_to="secret"))
     driver.give(
         ev.Cancelled(request_id=R, user="acme"), ev.Cancelled(request_id=R, reply_to="guess")

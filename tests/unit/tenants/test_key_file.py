@@ -6,7 +6,7 @@ import pytest
 
 from shared.contracts.base import TenantId
 from shared.contracts.errors import SettingsError
-from shared.contracts.keys import ApiKey, Scope
+from shared.contracts.tenants.keys import ApiKey, Scope
 from shared.tenants.keys import KeyWatch, SettingsKeys, digest_of_key, key_edit, read_keys
 
 ACME = TenantId("acme")

@@ -9,7 +9,7 @@ import pytest
 from shared.contracts.base import TenantId
 from shared.contracts.errors import SettingsError
 from shared.contracts.qos import QosClass
-from shared.contracts.tenants import LimitKind, TenantPolicy
+from shared.contracts.tenants.policies import LimitKind, TenantPolicy
 from shared.tenants.policies import Policies, PolicyFile, decode_policies, open_policies
 
 
@@ -64,7 +64,7 @@ def test_a_file_that_is_not_one_is_refused(content: bytes) -> None:
 
 
 async def test_a_new_version_takes_effect_and_a_broken_one_does_not(tmp_path: Path) -> None:
-    """The last valid version stays in effect, and the error of a newer one is told."""
+    """The last valid version stays in effect, and the error of a newer one is reported."""
     path = tmp_path / "tenants.json"
     path.write_text('{"tenants": {"acme": {"requests_per_minute": 1}}}')
     policies = PolicyFile(path)
@@ -84,7 +84,7 @@ async def test_a_new_version_takes_effect_and_a_broken_one_does_not(tmp_path: Pa
     assert policies.state.refused == ""
 
 
-async def test_a_mistake_that_is_undone_is_no_longer_told(tmp_path: Path) -> None:
+async def test_a_mistake_that_is_undone_is_no_longer_reported(tmp_path: Path) -> None:
     """If the file has its former content again, nothing is refused any more."""
     path = tmp_path / "tenants.json"
     path.write_text("{}")

@@ -2,14 +2,14 @@
 
 from shared.contracts.base import Message
 from shared.contracts.qos import QosClass
-from shared.contracts.tenants import (
+from shared.contracts.tenants.policies import (
     LimitKind,
     MeterDemand,
     MeterGrant,
     TenantDemand,
     TenantGrants,
 )
-from shared.contracts.usage import (
+from shared.contracts.tenants.usage import (
     RequestMetered,
     UsageReported,
     UsageRequested,

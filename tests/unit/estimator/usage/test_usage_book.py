@@ -5,7 +5,7 @@ from typing import Any
 from services.estimator.usage.book import DAY_S, UsageBook
 from shared.contracts.base import InstanceId, ModelName, RequestId, TenantId
 from shared.contracts.qos import QosClass
-from shared.contracts.usage import HOUR_S, RequestMetered, UsageRequested
+from shared.contracts.tenants.usage import HOUR_S, RequestMetered, UsageRequested
 
 ACME = TenantId("acme")
 

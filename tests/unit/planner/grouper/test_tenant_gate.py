@@ -9,9 +9,8 @@ from shared.broker import topology
 from shared.broker.memory.broker import MemoryBroker
 from shared.broker.memory.hub import MemoryHub
 from shared.contracts.errors import CapacityError
-from shared.contracts.rate_limits import QUOTA_SPENT, RateLimitedError
-from shared.contracts.tenants import TenantPolicy
-from shared.contracts.usage import UsageToday
+from shared.contracts.tenants.policies import QUOTA_SPENT, RateLimitedError, TenantPolicy
+from shared.contracts.tenants.usage import UsageToday
 from tests.contract.tenants.gates import ACME, open_gate
 from tests.queued import a_request
 from tests.virtual_time import LoopClock
@@ -58,7 +57,7 @@ async def test_after_a_minute_requests_are_admitted_again() -> None:
     assert [error is None for error in after] == [True, True, False]
 
 
-async def test_a_tenant_without_limits_waits_for_nobody() -> None:
+async def test_a_request_of_a_tenant_without_limits_does_not_wait() -> None:
     """Without limits there are no permits, and no messages about them."""
     async with MemoryBroker(MemoryHub()) as broker:
         await topology.declare(broker)
@@ -102,7 +101,7 @@ async def test_a_spent_budget_is_an_insufficient_quota() -> None:
 
 
 async def test_without_an_allocator_requests_are_refused_after_a_wait() -> None:
-    """Nobody consumes the demands: the first request waits, the next one does not."""
+    """The demands reach no allocator: the first request waits, the next one does not."""
     async with MemoryBroker(MemoryHub()) as broker:
         await topology.declare(broker)
         policy = TenantPolicy(requests_per_minute=3)

@@ -8,7 +8,7 @@ import pytest
 from services.planner.settings import GrouperSettings
 from shared.contracts.base import TenantId
 from shared.contracts.qos import Clamp, Importance, QosClass, Slo
-from shared.contracts.tenants import TenantPolicy
+from shared.contracts.tenants.policies import TenantPolicy
 from shared.models.registry import ModelRegistry
 from shared.tenants.policies import Policies
 from solver.routing.shares import TenantShares
@@ -47,7 +47,7 @@ async def test_a_login_is_clamped_and_the_request_says_so(untrusting: GrouperRig
     )
 
 
-async def test_a_publisher_who_is_not_trusted_reports_no_clamps(untrusting: GrouperRig):
+async def test_clamps_of_an_untrusted_publisher_are_ignored(untrusting: GrouperRig):
     await untrusting.submit(BODY | CLAMPED, user_id=LOGIN)
 
     assert (await untrusting.queued()).clamped == ()

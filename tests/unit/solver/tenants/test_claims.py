@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from shared.contracts.base import TenantId
 from shared.contracts.errors import ContractError
 from shared.contracts.qos import Clamp, Importance, QosClass, Slo
-from shared.contracts.tenants import TenantPolicy
+from shared.contracts.tenants.policies import TenantPolicy
 from solver.tenants.claims import LOWERED_TTLT_S, Claim, grant, granted
 
 TENANT = TenantId("acme")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shared.contracts.tenants import LimitKind
+from shared.contracts.tenants.policies import LimitKind
 from solver.tenants.leases import SILENCE_S, WINDOW_S
 from tests.properties.tenants.lease_world import START, TENANT, Grouper, World
 
@@ -35,7 +35,7 @@ def world_of(num: int, *, limit: int = 600, delay_s: float = 0.01) -> World:
 
 
 def test_a_lone_busy_grouper_gets_the_whole_limit_within_seconds() -> None:
-    """Of three groupers one gets all requests: after 3 s it has admitted nearly the limit."""
+    """One of three groupers gets all requests: after 3 s it has admitted nearly the limit."""
     world = world_of(3)
 
     loaded(world, world.groupers[:1], per_s=600, seconds=3.0)
@@ -104,7 +104,7 @@ def test_a_request_of_many_tokens_gets_them_although_groupers_have_parts() -> No
 
 
 def test_permits_are_void_without_answers() -> None:
-    """A grouper whose demands nobody answers does not use its permits."""
+    """A grouper whose demands are not answered does not use its permits."""
     world = world_of(1)
     loaded(world, world.groupers, per_s=40, seconds=2.0)
     holder = world.groupers[0].holder

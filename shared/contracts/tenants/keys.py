@@ -20,8 +20,8 @@ class Scope(Enum):
 
 class ApiKey(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """
-    One key. Only its digest is stored: keys that Headway makes are 256 random bits, which nobody
-    can guess from a digest, so that a slow hash would only slow down requests.
+    One key. Only its digest is stored: keys that Headway makes are 256 random bits, which
+    cannot be guessed from a digest, so that a slow hash would only slow down requests.
     """
 
     id: Annotated[str, Meta(min_length=1, max_length=64)]

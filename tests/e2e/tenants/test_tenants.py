@@ -15,10 +15,10 @@ import pytest_asyncio
 from ops.ports import free_port
 from services.mesh.processes import MeshProcess, ProcessMesh
 from shared.contracts.base import TenantId
-from shared.contracts.keys import ApiKey, Scope
 from shared.contracts.qos import Slo
 from shared.contracts.requests import Final, ReplyMode, RequestCompleted, RequestFailed
-from shared.contracts.usage import UsageReported, UsageRequested
+from shared.contracts.tenants.keys import ApiKey, Scope
+from shared.contracts.tenants.usage import UsageReported, UsageRequested
 from shared.runtime.clock import SystemClock
 from shared.tenants.keys import key_edit
 from shared.tenants.usage_questions import ask_usage
@@ -106,7 +106,7 @@ async def _is_ready(url: str) -> bool:
 
 
 async def test_all_doors_together_admit_the_limit(rig: Rig) -> None:
-    """Of 4x the limit through two gateways and AMQP, at most the limit is admitted."""
+    """At most the limit is admitted of 4x as many requests through two gateways and AMQP."""
     async with httpx.AsyncClient(timeout=60.0) as client, producer_of(rig.mesh) as producer:
 
         async def over_http(number: int) -> httpx.Response:
