@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from ops.ports import free_port
+from services.mesh.cli import main
 from services.mesh.processes import MeshProcess, ProcessMesh
 from shared.contracts.base import TenantId
 from shared.contracts.qos import Slo
@@ -20,6 +21,7 @@ from shared.contracts.requests import Final, ReplyMode, RequestCompleted, Reques
 from shared.contracts.tenants.keys import ApiKey, Scope
 from shared.contracts.tenants.usage import UsageReported, UsageRequested
 from shared.runtime.clock import SystemClock
+from shared.runtime.lifecycle import EXIT_OK
 from shared.tenants.keys import key_edit
 from shared.tenants.usage_questions import ask_usage
 from tests.brokers import RabbitServer, eventually, rabbit_targets
@@ -210,7 +212,9 @@ async def test_a_revoked_key_is_refused_by_all_gateways(rig: Rig) -> None:
             await eventually(is_refused, within_s=10.0)
 
 
-async def test_usage_equals_the_sum_of_finals_and_is_private(rig: Rig) -> None:
+async def test_usage_equals_the_sum_of_finals_and_is_private(
+    rig: Rig, capsys: pytest.CaptureFixture[str]
+) -> None:
     """To the token; a tenant sees its own rows, an operator's key all of them."""
     async with httpx.AsyncClient(timeout=60.0) as client, producer_of(rig.mesh) as producer:
         generations = [
@@ -251,6 +255,12 @@ async def test_usage_equals_the_sum_of_finals_and_is_private(rig: Rig) -> None:
         sum(usage.completion_tokens for usage in usages),
         sum(usage.cached_tokens for usage in usages),
     )
+    command = ["usage", "--amqp-url", rig.mesh.spec.broker, "--json", "--tenant", "counted"]
+    capsys.readouterr()
+    assert await asyncio.to_thread(main, command) == EXIT_OK
+    (printed,) = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert printed["tenant"] == "counted"
+    assert printed["total_tokens"] == sum(usage.total_tokens for usage in usages)
     assert own.status_code == 200
     assert {row.get("tenant") for row in own.json()["data"]} <= {None, "free"}
     assert (others.status_code, others.json()["error"]["code"]) == (404, "tenant_not_found")
