@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from shared.broker import topology
 from shared.broker.protocol import BindingSpec, Broker, Delivery, OutMessage, Settlement
 from shared.broker.retry import send_best_effort
 from shared.contracts.base import Decoder, Message, Seconds, encode, tag_of
-from shared.contracts.errors import ContractError
+from shared.contracts.errors import ContractError, MeshError
 from shared.contracts.tenants.usage import RequestMetered, UsageReported, UsageRequested, UsageToday
 from shared.runtime.clock import Clock
 from shared.runtime.tasks import every, pause
@@ -96,6 +97,8 @@ class UsageKeeper:
             await self.write()
             await counting.cancel()
             await answering.cancel()
+            with suppress(MeshError):
+                await self.broker.delete_queue(questions.name)
 
     async def on_final(self, delivery: Delivery) -> None:
         """Take a final; it is acknowledged when it is on disk."""

@@ -3,8 +3,6 @@
 import asyncio
 from contextlib import AsyncExitStack
 
-import pytest
-
 from services.planner.grouper.tenants import TenantGate
 from shared.broker import topology
 from shared.contracts.tenants.policies import RateLimitedError, TenantPolicy
@@ -49,33 +47,3 @@ async def test_three_groupers_admit_the_limit_together(broker_rig: BrokerRig) ->
             number += await admitted(gates, 12)
 
     assert number == LIMIT
-
-
-async def test_open_requests_are_shared_and_come_back(broker_rig: BrokerRig) -> None:
-    """Requests in progress count over all groupers, and no longer when they have ended."""
-    broker = await broker_rig.connect("gates")
-    await topology.declare(broker)
-    policy = TenantPolicy(concurrent_requests=2)
-    async with AsyncExitStack() as stack:
-        first, second = [
-            await stack.enter_async_context(
-                open_gate(broker, SystemClock(), policy, name=f"gate-{number}")
-            )
-            for number in range(2)
-        ]
-        one = a_request("r1", tenant=ACME)
-        await first.admit(one)
-        await second.admit(a_request("r2", tenant=ACME))
-        with pytest.raises(RateLimitedError, match="concurrent_requests of tenant 'acme' is 2"):
-            await second.admit(a_request("r3", tenant=ACME))
-
-        first.ended(one.tenant, one.request_id)
-        for _ in range(40):
-            await asyncio.sleep(0.1)
-            try:
-                await second.admit(a_request("r4", tenant=ACME))
-                break
-            except RateLimitedError:
-                pass
-        else:
-            pytest.fail("the permit of an ended request did not come back")

@@ -8,6 +8,7 @@ from services.planner.grouper.tenants import WAIT_S, TenantGate
 from shared.broker import topology
 from shared.broker.memory.broker import MemoryBroker
 from shared.broker.memory.hub import MemoryHub
+from shared.contracts.base import RequestId
 from shared.contracts.errors import CapacityError
 from shared.contracts.tenants.policies import QUOTA_SPENT, RateLimitedError, TenantPolicy
 from shared.contracts.tenants.usage import UsageToday
@@ -131,3 +132,24 @@ async def test_the_same_request_uses_permits_once() -> None:
             results = [await refused(gate, name) for name in ("r1", "r1", "r2")]
 
     assert [error is None for error in results] == [True, True, False]
+
+
+async def test_open_requests_are_shared_and_come_back() -> None:
+    """Requests in progress count over all groupers, and no longer when they have ended."""
+    policy, clock = TenantPolicy(concurrent_requests=2), LoopClock()
+    async with MemoryBroker(MemoryHub()) as broker:
+        await topology.declare(broker)
+        async with (
+            open_gate(broker, clock, policy, name="g") as first,
+            open_gate(broker, clock, policy, name="h") as second,
+        ):
+            before = [await refused(first, "r1"), await refused(second, "r2")]
+            above = await refused(second, "r3")
+            first.ended(ACME, RequestId("r1"))
+            await asyncio.sleep(1.0)
+            after = [await refused(second, name) for name in ("r4", "r5")]
+
+    assert before == [None, None]
+    assert isinstance(above, RateLimitedError)
+    assert "concurrent_requests of tenant 'acme' is 2" in str(above)
+    assert [error is None for error in after] == [True, False]
