@@ -53,7 +53,8 @@ def _one_of(*patterns: str, names: Iterable[str] = ()) -> str:
 
 
 _CANCELS = r"^(?:all\.cancel|instance\..*)$"
-_GATEWAY_PRIVATE = r"(?:gateway|tail|show)[.-].*"
+_OF_GATEWAY = r"^(?:all\.(?:cancel|gateways)|instance\..*|usage\.asked)$"
+_GATEWAY_PRIVATE = r"(?:gateway|tail|show|answer)[.-].*"
 _PLANNER_PRIVATE = r"(?:grouper|leader|planner|show)[.-].*"
 _ESTIMATOR_PRIVATE = r"(?:estimator|show)[.-].*"
 _AGENT_PRIVATE = r"(?:agent|plan|snapshot|show)[.-].*"
@@ -68,7 +69,7 @@ GRANTS: tuple[Grant, ...] = (
             _GATEWAY_PRIVATE,
             names=(topology.REPLIES, topology.CONTROL, topology.TELEMETRY, topology.PROFILES),
         ),
-        topic_writes=((topology.CONTROL, _CANCELS),),
+        topic_writes=((topology.CONTROL, _OF_GATEWAY),),
     ),
     # Owns the topology: the only service that may create and delete lanes.
     Grant(
@@ -81,11 +82,18 @@ GRANTS: tuple[Grant, ...] = (
         user="headway-estimator",
         configure=_one_of(_ESTIMATOR_PRIVATE),
         write=_one_of(
-            _ESTIMATOR_PRIVATE, names=(topology.TELEMETRY, topology.PROFILES, topology.CONTROL)
+            _ESTIMATOR_PRIVATE,
+            names=(topology.TELEMETRY, topology.PROFILES, topology.CONTROL, topology.REPLIES),
         ),
         read=_one_of(
             _ESTIMATOR_PRIVATE,
-            names=(topology.ESTIMATOR, topology.CONTROL, topology.TELEMETRY, topology.PROFILES),
+            names=(
+                topology.ESTIMATOR,
+                topology.USAGE,
+                topology.CONTROL,
+                topology.TELEMETRY,
+                topology.PROFILES,
+            ),
         ),
     ),
     Grant(

@@ -102,8 +102,10 @@ async def on_run_stop(message: RunStop, ctx: Context, _delivery: Delivery) -> No
     ctx.shell.put(RunStopped(request_id=message.request_id, run_id=message.run_id))
 
 
-async def on_request_cancel(message: RequestCancel, ctx: Context, _delivery: Delivery) -> None:
-    ctx.shell.put(Cancelled(request_id=message.request_id, reply_to=message.reply_to))
+async def on_request_cancel(message: RequestCancel, ctx: Context, delivery: Delivery) -> None:
+    ctx.shell.put(
+        Cancelled(request_id=message.request_id, reply_to=message.reply_to, user=delivery.user_id)
+    )
 
 
 async def on_lso(message: LsoCommand, ctx: Context, _delivery: Delivery) -> None:

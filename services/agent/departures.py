@@ -23,10 +23,10 @@ from shared.broker.protocol import (
 from shared.broker.queue_list import list_queue
 from shared.broker.retry import Backoff, publish_until_confirmed, publish_until_routed
 from shared.broker.work_queues import WorkQueues
-from shared.contracts.base import InstanceId, RequestId, UnixTime, encode
+from shared.contracts.base import InstanceId, RequestId, UnixTime, encode, tag_of
 from shared.contracts.checks import prompt_text
 from shared.contracts.ends import expiration_s
-from shared.contracts.errors import MessageTooLargeError
+from shared.contracts.errors import BrokerConflictError, MessageTooLargeError
 from shared.contracts.lanes import inbox_name
 from shared.contracts.requests import (
     Attempts,
@@ -40,6 +40,7 @@ from shared.contracts.requests import (
     Usage,
 )
 from shared.contracts.telemetry import RequestObserved
+from shared.contracts.tenants.usage import RequestMetered
 from shared.runtime.clock import Clock
 from solver.instance.commands import (
     Completion,
@@ -152,7 +153,9 @@ class Departures:
     async def _answer(self, command: Depart, run: Run, now: UnixTime) -> None:
         """Publish the final reply; if the broker refuses its size, one that says so."""
         try:
-            await self._final(command.request.reply_to, self._completed(command, run, now))
+            completed = self._completed(command, run, now)
+            await self._final(command.request.reply_to, completed)
+            await self._meter(command, now, usage=completed.usage)
         except MessageTooLargeError as error:
             info = ErrorInfo(
                 message=f"the answer cannot be delivered: {error}", code="answer_too_large"
@@ -168,6 +171,47 @@ class Departures:
             history=command.request.history,
         )
         await self._final(command.request.reply_to, failed)
+        await self._meter(command, now, outcome=error.code)
+
+    async def _meter(
+        self,
+        command: Depart,
+        now: UnixTime,
+        *,
+        usage: Usage | None = None,
+        outcome: str = COMPLETED,
+    ) -> None:
+        """
+        Publish what a final counts for its tenant, before the request is acknowledged: a request
+        whose outcome is lost with this process runs again and is metered again, under its id.
+        """
+        request = command.request
+        metered = RequestMetered(
+            request_id=request.request_id,
+            tenant=request.tenant,
+            model=request.model.base,
+            qos_class=request.slo.qos_class,
+            outcome=outcome,
+            prompt_tokens=0 if usage is None else usage.prompt_tokens,
+            completion_tokens=0 if usage is None else usage.completion_tokens,
+            cached_tokens=0 if usage is None else usage.cached_tokens,
+            finished_at=now,
+            instance_id=self._instance_id,
+        )
+        message = OutMessage(
+            body=encode(metered),
+            kind=tag_of(RequestMetered),
+            message_id=f"{request.request_id}/metered",
+        )
+        try:
+            published = await publish_until_confirmed(
+                self._broker, topology.TELEMETRY, topology.METERED_KEY, message
+            )
+        except BrokerConflictError as error:
+            log.warning("usage.lost", request_id=request.request_id, error=str(error))
+            return
+        if published is not PublishOutcome.CONFIRMED:
+            log.warning("usage.lost", request_id=request.request_id, error=published.value)
 
     async def _requeue(self, command: Depart, queue: str, attempts: Attempts) -> None:
         """Publish the request with its progress, without the last run's if it is too large."""
@@ -271,6 +315,7 @@ class Departures:
             verdict=answer.verdict(finished_at=now),
             attempts=request.attempts,
             history=request.history,
+            clamped=request.clamped,
             engine=self._identity.engine,
         )
         return answer.written_into(final)

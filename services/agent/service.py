@@ -323,6 +323,7 @@ def instance_settings(settings: Settings, engine: EngineBackend) -> InstanceSett
     return InstanceSettings(
         instance_id=InstanceId(settings.instance_id),
         incarnation=secrets.token_hex(6),
+        run_secret=secrets.token_hex(16),
         engine=identity.engine,
         device=identity.device,
         capabilities=identity.capabilities,

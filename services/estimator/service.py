@@ -19,6 +19,7 @@ from services.estimator.state import EstimatorState, Learner
 from services.estimator.trees.active_trees import TreesWatch, publish_trees
 from services.estimator.trees.auto_fit import OwnFits
 from services.estimator.trees.sample_store import SampleStore
+from services.estimator.usage.keeper import UsageKeeper
 from shared.broker import topology
 from shared.broker.consumer import Dispatcher
 from shared.broker.declaring import declare_topology
@@ -88,6 +89,12 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
             for name, period_s, action in loops:
                 tasks.create_task(every(period_s, action, stop=stop), name=name)
+            usage = UsageKeeper(
+                broker=broker,
+                clock=ports.clock,
+                directory=Path(settings.usage_dir) if settings.usage_dir else None,
+            )
+            tasks.create_task(usage.run(stop), name="keep.usage")
             if (fit_period_s := settings.trees.fit_period_s) is not None:
                 fits = state.fits = OwnFits(settings, state.samples)
                 fit = partial(fits.fit, stop)

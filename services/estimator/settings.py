@@ -68,6 +68,11 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     Directory of profiles, samples of prefill times and trees, kept across restarts. None: profiles
     are learnt again after a restart, samples are dropped, and there are no trees.
     """
+    usage_dir: str | None = None
+    """
+    Directory of the usage of tenants. Of several estimators, one at a time counts, which all must
+    have the same directory. None: usage is counted in memory, until the process ends.
+    """
 
     @property
     def samples_directory(self) -> Path | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from shared.contracts.base import RequestId, TenantId, UnixTime
 from shared.contracts.ends import Ends
-from shared.contracts.qos import Importance, Slo
+from shared.contracts.qos import Clamp, Importance, Slo
 from shared.contracts.requests import ErrorInfo, RequestCompleted
 
 
@@ -33,6 +33,8 @@ class Call:
     ends: Ends = field(default_factory=Ends)
     priority: int = 0
     """Priority of the call's requests; higher values are served first."""
+    clamped: tuple[Clamp, ...] = ()
+    """What the call asks for and its tenant's policy does not grant."""
     application: str | None = None
     traceparent: str | None = None
     finals: list[RequestCompleted] = field(default_factory=list)

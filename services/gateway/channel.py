@@ -28,6 +28,10 @@ class Channel:
         stream.
         """
 
+    def add_headers(self, headers: dict[str, str]) -> None:
+        """Add headers to the answer, before it begins."""
+        self._headers = self._headers | headers
+
     async def error(self, info: ErrorInfo) -> None:
         """Send an error answer to the client."""
         # The status may come from another service; an error must never look like a success.

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from services.gateway.service import serve
+from services.gateway.service import check, serve
 from services.gateway.settings import Settings
 from services.gateway.tail import add_tail_arguments, tail
 from shared.runtime.cli import ServiceCli, Verb
@@ -13,6 +13,7 @@ CLI = ServiceCli(
     description="OpenAI-compatible HTTP interface of the mesh.",
     settings_type=Settings,
     serve=serve,
+    check=check,
     run_options=(("workers", "number of processes that serve the port (default: 1)"),),
     verbs=(
         Verb(

@@ -8,6 +8,7 @@ from uuid import uuid4
 import msgspec
 import structlog
 
+from services.gateway.answer_headers import answer_headers
 from services.gateway.call import Call, current
 from services.gateway.errors import error_info
 from services.gateway.headers import REQUEST_ID, Hints, parse_hints
@@ -15,7 +16,7 @@ from services.gateway.openai import MAX_PRIORITY
 from services.gateway.outcomes import Outcome
 from services.gateway.render_slots import RenderSlots
 from services.gateway.response import ANTHROPIC, OPENAI, Response
-from services.gateway.slo import requested_slo
+from services.gateway.slo import requested_slo, sets_slo
 from services.gateway.state import Gateway
 from shared.api.calls import OWN_FIELDS, CallBody, CallFields, call_body, call_fields
 from shared.contracts.base import ModelName, Seconds, TenantId
@@ -24,6 +25,7 @@ from shared.contracts.ends import accepted_ends
 from shared.contracts.errors import ContractError, MeshError, TransientError
 from shared.contracts.ingress import InferenceRequest
 from shared.contracts.requests import ErrorInfo
+from solver.tenants.claims import Claim, grant
 
 log = structlog.get_logger()
 
@@ -106,7 +108,9 @@ class Door:
         gateway = self._gateway
         if gateway.stop.is_set():
             raise TransientError("this gateway is shutting down")
-        tenant = gateway.tenants.authenticate(authorization(headers))
+        tenant = gateway.tenants.authenticate(
+            authorization(headers), headers=headers, peer=peer_of(scope)
+        )
         hints = parse_hints(headers)
         tenant = gateway.tenants.effective(tenant, hints)
         with gateway.tenants.slot(tenant):
@@ -131,6 +135,7 @@ class Door:
             application = self._applications[base]
             self._prepare(base)
             response.call = call
+            response.add_headers(answer_headers(gateway, tenant, call.clamped))
             forwarded = Forwarded(scope, receive, _forwarded(raw, fields, body.model, ref.name))
             longest_s = gateway.settings.request_timeout_s
             limit_s = min(hints.timeout_s or longest_s, longest_s)
@@ -162,7 +167,8 @@ class Door:
         Fields of the call that the mesh needs.
 
         Raises:
-            ContractError: A target, an end, the priority or the service tier is invalid.
+            ContractError: A target, an end, the priority or the service tier is invalid, or the
+                policy of the tenant refuses them.
         """
         gateway = self._gateway
         arrived_at = gateway.clock.now()
@@ -177,16 +183,26 @@ class Door:
             importance=hints.importance or body.importance,
             service_tier=body.service_tier,
         )
+        claim = Claim(
+            slo=effective_slo(targets, now=arrived_at, limits=gateway.settings.limits),
+            importance=effective_importance(targets),
+            priority=priority,
+            arrived_at=arrived_at,
+            sets_slo=sets_slo(body, hints),
+            sets_importance=targets.importance is not None or body.service_tier == "priority",
+        )
+        allowed = grant(claim, gateway.tenants.policy(tenant), tenant)
         return Call(
             call_id=call_id,
             model=body.model,
             tenant=tenant,
             arrived_at=arrived_at,
-            slo=effective_slo(targets, now=arrived_at, limits=gateway.settings.limits),
+            slo=allowed.slo,
             ends=accepted_ends(body, now=arrived_at),
-            importance=effective_importance(targets),
+            importance=allowed.importance,
             stream=bool(body.stream),
-            priority=priority,
+            priority=allowed.priority,
+            clamped=allowed.clamps,
             application=hints.application or body.application,
             traceparent=hints.traceparent,
         )
@@ -220,6 +236,12 @@ class Door:
                 "the body did not arrive in time", code="body_timeout", status=408
             ) from None
         return b"".join(parts)
+
+
+def peer_of(scope: Mapping[str, Any]) -> str | None:
+    """Address of the other end of the connection of an ASGI request."""
+    client = scope.get("client")
+    return None if client is None else str(client[0])
 
 
 def authorization(headers: Mapping[str, str]) -> str | None:

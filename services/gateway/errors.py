@@ -6,6 +6,7 @@ from math import ceil
 import msgspec
 from litestar.exceptions import HTTPException
 
+from services.gateway.rate_limits import headers_of
 from shared.contracts.errors import (
     BrokerConflictError,
     CapacityError,
@@ -16,6 +17,7 @@ from shared.contracts.errors import (
     TransientError,
 )
 from shared.contracts.requests import ErrorInfo
+from shared.contracts.tenants.policies import QUOTA_SPENT
 from shared.producer.generation import RunDivergedError
 
 TYPES = {
@@ -99,13 +101,18 @@ def _unavailable_info(error: TransientError | BrokerConflictError | StoreFullErr
     )
 
 
+def type_of(info: ErrorInfo) -> str:
+    """OpenAI's error `type`: a spent budget has its own."""
+    return QUOTA_SPENT if info.code == QUOTA_SPENT else type_for(info.status)
+
+
 def error_body(info: ErrorInfo) -> bytes:
     """JSON of *info* with all its fields, also used for SSE error events."""
     return msgspec.json.encode(
         {
             "error": {
                 "message": info.message,
-                "type": type_for(info.status),
+                "type": type_of(info),
                 "param": info.param,
                 "code": info.code,
             }
@@ -120,7 +127,11 @@ def anthropic_error_body(info: ErrorInfo) -> bytes:
 
 
 def error_headers(info: ErrorInfo) -> dict[str, str]:
-    """Header `retry-after` in whole seconds, at least 1; no header if *info* has no retry delay."""
-    if info.retry_after_s is None:
-        return {}
-    return {"retry-after": str(max(1, ceil(info.retry_after_s)))}
+    """
+    Header `retry-after` in whole seconds, at least 1, if *info* has a retry delay, and the headers
+    about the tenant's limits, if it is about one.
+    """
+    headers = headers_of({"requests": info.requests_limit, "tokens": info.tokens_limit})
+    if info.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, ceil(info.retry_after_s)))
+    return headers

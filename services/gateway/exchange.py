@@ -10,9 +10,11 @@ from litestar.exceptions import HTTPException, InternalServerException
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.types import Send
 
+from services.gateway.answer_headers import answer_headers
 from services.gateway.answering import Answering
 from services.gateway.channel import Channel
 from services.gateway.disconnect import cancelled_on_disconnect
+from services.gateway.door import authorization, peer_of
 from services.gateway.errors import error_info
 from services.gateway.headers import REQUEST_ID, Hints, parse_hints
 from services.gateway.intake import Accepted
@@ -83,7 +85,11 @@ class Exchange:
         gateway = self._gateway
         if gateway.stop.is_set():
             raise TransientError("this gateway is shutting down")
-        tenant = gateway.tenants.authenticate(self._headers.get("authorization"))
+        tenant = gateway.tenants.authenticate(
+            authorization(self._headers),
+            headers=self._headers,
+            peer=peer_of(self._request.scope),
+        )
         hints = parse_hints(self._headers)
         tenant = gateway.tenants.effective(tenant, hints)
         with gateway.tenants.slot(tenant):
@@ -101,6 +107,7 @@ class Exchange:
                 request_id=self._id,
                 arrived_at=arrived_at,
             )
+            channel.add_headers(answer_headers(gateway, tenant, accepted.ingress.clamped))
             return await self._answered(accepted, hints, tenant, channel)
 
     async def _answered(

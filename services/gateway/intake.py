@@ -17,7 +17,7 @@ from services.gateway.openai import (
     to_ingress,
 )
 from services.gateway.settings import Settings
-from services.gateway.slo import requested_slo
+from services.gateway.slo import requested_slo, sets_slo
 from shared.api.pooling import check_task
 from shared.contracts.base import ModelName, TenantId, UnixTime
 from shared.contracts.checks import (
@@ -32,6 +32,8 @@ from shared.contracts.ingress import InferenceRequest
 from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry
 from shared.models.tokenizer import Tokenizer
+from shared.tenants.policies import Policies, PolicySource
+from solver.tenants.claims import Claim, grant
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +55,7 @@ class Intake:
         tokenizers: One tokenizer per base model.
         fallbacks: Chooses between the models of a split.
         new_seed: Returns a random seed for sampled requests that have none.
+        policies: Policies of tenants.
     """
 
     def __init__(
@@ -63,7 +66,9 @@ class Intake:
         tokenizers: dict[ModelName, Tokenizer],
         fallbacks: Fallbacks,
         new_seed: Callable[[], int],
+        policies: PolicySource | None = None,
     ) -> None:
+        self._policies: PolicySource = policies or Policies()
         self._settings = settings
         self._registry = registry
         self._tokenizers = tokenizers
@@ -112,12 +117,20 @@ class Intake:
         limits = self._settings.limits
         slo = effective_slo(ingress, now=arrived_at, limits=limits)
         ends = accepted_ends(ingress, now=arrived_at)
-        importance = effective_importance(ingress)
+        claim = Claim(
+            slo=slo,
+            importance=effective_importance(ingress),
+            priority=ingress.priority,
+            arrived_at=arrived_at,
+            sets_slo=sets_slo(body, hints),
+            sets_importance=ingress.importance is not None or body.service_tier == "priority",
+        )
+        allowed = grant(claim, self._policies.policy(tenant), tenant)
         ref = self._fallbacks.chosen(
             body.model,
             ref,
-            slo=slo,
-            importance=importance,
+            slo=allowed.slo,
+            importance=allowed.importance,
             arrived_at=arrived_at,
             num_bytes=len(raw),
         )
@@ -134,8 +147,10 @@ class Intake:
             messages=None,
             prompt=tokens,
             prompt_tokens=len(tokens),
-            slo=slo,
-            importance=importance,
+            slo=allowed.slo,
+            importance=allowed.importance,
+            priority=allowed.priority,
+            clamped=allowed.clamps,
             service_tier=None,
             expires_at=ends.expires_at,
             ttl_s=None,

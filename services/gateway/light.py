@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.door import ROUTES, Door, authorization
+from services.gateway.door import ROUTES, Door, authorization, peer_of
 from services.gateway.pass_through import PassThrough
 from services.gateway.routes import TEXT_ENDPOINTS, build_app
 from services.gateway.state import Gateway
@@ -85,7 +85,9 @@ class LightFront:
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
         try:
-            self._gateway.tenants.authenticate(authorization(headers))
+            self._gateway.tenants.authenticate(
+                authorization(headers), headers=headers, peer=peer_of(scope)
+            )
         except MeshError:
             return False  # refused before its body is read
         return True

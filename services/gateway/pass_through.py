@@ -66,6 +66,7 @@ def _published(call: Call, endpoint: str, body: bytes) -> CallRequest:
         expires_at=call.ends.expires_at,
         not_before=call.ends.not_before,
         on_late=call.ends.on_late,
+        clamped=call.clamped,
     )
 
 

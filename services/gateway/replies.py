@@ -32,7 +32,11 @@ def headway_of(final: RequestCompleted) -> dict[str, Any]:
         "evictions": attempts.evictions,
         "hops": attempts.hop,
         "relegated": attempts.relegated,
-    } | ({"history": msgspec.to_builtins(final.history)} if final.history else {})
+    } | {
+        name: msgspec.to_builtins(value)
+        for name, value in (("history", final.history), ("clamped", final.clamped))
+        if value
+    }
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from shared.broker.retry import send_best_effort
 from shared.contracts.base import ModelName, encode, tag_of
 from shared.contracts.control import GatewayModels
 from shared.contracts.telemetry import RegistryState
+from shared.tenants.policies import PolicySource
 
 
 class Reporter:
@@ -19,6 +20,7 @@ class Reporter:
         broker: Connection of the gateway.
         digests: Base model -> digest; contains models that are added later.
         registry: Returns the state of the gateway's registry.
+        policies: Policies of tenants.
     """
 
     def __init__(
@@ -26,7 +28,9 @@ class Reporter:
         broker: Broker,
         digests: Mapping[ModelName, str],
         registry: Callable[[], RegistryState],
+        policies: PolicySource | None = None,
     ) -> None:
+        self._policies = policies
         self._broker = broker
         self._registry = registry
         self._digests = digests
@@ -37,8 +41,12 @@ class Reporter:
         Publish the digests and the state of the registry; agents do not serve models of which they
         have other files.
         """
+        policies = None if self._policies is None else self._policies.state
         message = GatewayModels(
-            gateway=self._gateway, digests=dict(self._digests), registry=self._registry()
+            gateway=self._gateway,
+            digests=dict(self._digests),
+            registry=self._registry(),
+            tenants=policies if policies is not None and policies.digest else None,
         )
         out = OutMessage(body=encode(message), kind=tag_of(GatewayModels), persistent=False)
         await send_best_effort(self._broker, topology.CONTROL, topology.CONTROL_GATEWAYS, out)

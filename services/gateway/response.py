@@ -69,6 +69,11 @@ class Response:
         """Parts of an answer that is not streamed."""
         self._ended = False
 
+    def add_headers(self, headers: dict[str, str]) -> None:
+        """Add headers to the answer, before it begins."""
+        own = {name.encode(): value.encode("latin-1", "replace") for name, value in headers.items()}
+        self._headers = [*((k, v) for k, v in self._headers if k not in own), *own.items()]
+
     async def send(self, event: dict[str, Any]) -> None:
         """Process one ASGI event that vLLM's application sends."""
         if self._ended:
@@ -143,13 +148,13 @@ class Response:
 
     async def _begin(self, status: int, headers: dict[str, str]) -> None:
         self._status = status
-        own = [(name.encode(), value.encode()) for name, value in headers.items()]
+        self.add_headers(headers)
         kind = [(b"content-type", JSON)]
         await self._send(
             {
                 "type": "http.response.start",
                 "status": status,
-                "headers": [*kind, *own, *self._headers],
+                "headers": [*kind, *self._headers],
             }
         )
 

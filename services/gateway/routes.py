@@ -8,11 +8,13 @@ from litestar.params import FromPath
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from services.gateway.channel import JSON
+from services.gateway.door import authorization, peer_of
 from services.gateway.errors import INTERNAL_ERROR, error_body, error_headers, error_info
 from services.gateway.exchange import Exchange
 from services.gateway.models import ModelList, ModelObject, model_list, model_object
 from services.gateway.shapes import CHAT, COMPLETIONS, Endpoint
 from services.gateway.state import Gateway
+from services.gateway.usage import usage
 from shared.runtime.health import HEALTH, METRICS, READY, Health, health_app
 
 log = structlog.get_logger()
@@ -37,23 +39,36 @@ def build_app(gateway: Gateway, health: Health) -> Litestar:
 
     @get("/v1/models")
     async def models(request: AnyRequest) -> ModelList:
-        gateway.tenants.authenticate(request.headers.get("authorization"))
+        _authenticate(gateway, request)
         return model_list(gateway.registry)
 
     @get("/v1/models/{name:path}")
     async def model(request: AnyRequest, name: FromPath[str]) -> ModelObject:
         # The parameter has the type `path`, since model names may contain slashes.
-        gateway.tenants.authenticate(request.headers.get("authorization"))
+        _authenticate(gateway, request)
         return model_object(gateway.registry, str(name).removeprefix("/"))
+
+    @get("/v1/usage")
+    async def tenant_usage(request: AnyRequest) -> Response[bytes]:
+        headers, peer = dict(request.headers.items()), peer_of(request.scope)
+        found = await usage(gateway, headers, peer, dict(request.query_params))
+        return Response(found, media_type=JSON)
 
     own_health = asgi([HEALTH, READY, METRICS], copy_scope=True)(health_app(health))
     return Litestar(
-        route_handlers=[chat, completions, models, model, own_health],
+        route_handlers=[chat, completions, models, model, tenant_usage, own_health],
         openapi_config=None,
         # Otherwise Litestar would configure the process's root logger.
         logging_config=None,
         request_max_body_size=gateway.settings.limits.max_body_bytes,
         exception_handlers={Exception: _on_error},
+    )
+
+
+def _authenticate(gateway: Gateway, request: AnyRequest) -> None:
+    headers = dict(request.headers.items())
+    gateway.tenants.authenticate(
+        authorization(headers), headers=headers, peer=peer_of(request.scope), scope=None
     )
 
 

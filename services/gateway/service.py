@@ -17,10 +17,11 @@ from services.gateway.instances import Instances, followed
 from services.gateway.intake import Intake, load_tokenizers
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.opening import Opening
+from services.gateway.rate_limits import RateLimits, limits_followed
 from services.gateway.reporting import Reporter
 from services.gateway.settings import Settings
 from services.gateway.state import Gateway
-from services.gateway.tenants import Tenants
+from services.gateway.tenants import Tenants, networks_of
 from services.gateway.workers import serve_workers
 from shared.broker.connect import broker_user
 from shared.broker.declaring import declare_topology
@@ -30,12 +31,15 @@ from shared.contracts.control import GATEWAY_PERIOD_S
 from shared.contracts.errors import SettingsError, StoreUnavailableError
 from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry
+from shared.models.watch import PERIOD_S as WATCH_PERIOD_S
 from shared.models.watch import RegistrySteps, RegistryWatch
 from shared.producer.producer import Producer
 from shared.runtime.cli import Ports
 from shared.runtime.health import Health, serve_http
 from shared.runtime.tasks import every, poll_until
 from shared.store.store import Store, opened_store
+from shared.tenants.keys import KeyWatch
+from shared.tenants.policies import follow_policies, open_policies
 
 log = structlog.get_logger()
 
@@ -43,19 +47,41 @@ READINESS_PERIOD_S = 0.5
 DRAIN_PERIOD_S = 0.1
 
 
+def check(settings: Settings) -> None:
+    """
+    Check the settings about tenants, and the files that they name.
+
+    Raises:
+        SettingsError: A file cannot be read or is invalid, or a proxy's address is; or there is an
+            identity header without trusted proxies.
+    """
+    open_policies(settings.tenants)
+    if settings.keys_file is not None:
+        KeyWatch(Path(settings.keys_file))
+    networks_of(settings.trusted_proxies)
+    if settings.identity_header is not None and not settings.trusted_proxies:
+        raise SettingsError(
+            "identity_header needs trusted_proxies: any client could name any tenant otherwise"
+        )
+
+
 async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
     """
     Serve HTTP until *stop*, then let open requests finish until the drain timeout.
 
     Raises:
-        SettingsError: The registry is invalid, a model has no tokenizer, or the port is in use.
+        SettingsError: The registry, the policies or the keys are invalid, a model has no
+            tokenizer, or the port is in use.
         BrokerUnavailableError: The broker does not answer at start-up.
     """
     settings = ports.settings
+    check(settings)
     if settings.workers > 1:
         await serve_workers(ports, stop)
         return
     registry = ModelRegistry.load(Path(settings.registry))
+    policies = open_policies(settings.tenants)
+    keys = None if settings.keys_file is None else KeyWatch(Path(settings.keys_file))
     tokenizers = await asyncio.to_thread(load_tokenizers, registry)
     fallbacks = Fallbacks(
         registry=registry,
@@ -85,6 +111,7 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
                     tokenizers=tokenizers,
                     fallbacks=fallbacks,
                     new_seed=lambda: secrets.randbits(31),
+                    policies=policies,
                 ),
                 fallbacks=fallbacks,
                 tenants=Tenants(
@@ -92,17 +119,25 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
                     default_tenant=settings.default_tenant,
                     trust_fairness_header=settings.trust_fairness_header,
                     max_outstanding=settings.max_outstanding_per_tenant,
+                    keys=keys,
+                    policies=policies,
+                    identity_header=settings.identity_header and settings.identity_header.lower(),
+                    trusted_proxies=networks_of(settings.trusted_proxies),
+                    clock=ports.clock,
                 ),
                 producer=producer,
                 metrics=GatewayMetrics(ports.health.metrics),
                 clock=ports.clock,
                 store=store,
                 stop=stop,
+                limits=RateLimits(ports.clock),
+                broker=broker,
             )
             instances = Instances(registry=registry, clock=ports.clock)
             async with (
                 followed(broker, instances),
                 forecasts_heard(broker, fallbacks),
+                limits_followed(broker, gateway.limits),
                 serve_http(
                     opening := Opening(ports.health),
                     host=settings.host,
@@ -121,16 +156,25 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
                     "models": instances.by_model(),
                     "registry": msgspec.to_builtins(watch.state),
                     "store": _state_of(store),
+                    "tenants": msgspec.to_builtins(policies.state),
+                    "keys": {"refused": "" if keys is None else keys.refused},
                 }
-                report = Reporter(broker, front.digests, lambda: watch.state).report
+                report = Reporter(broker, front.digests, lambda: watch.state, policies).report
                 reporting = asyncio.create_task(
                     every(GATEWAY_PERIOD_S, report, stop=stop), name="report-models"
                 )
-                following = asyncio.create_task(watch.follow(stop), name="follow-registry")
+                following = asyncio.gather(
+                    watch.follow(stop), follow_policies(policies, stop), _follow_keys(keys, stop)
+                )
                 keeping = asyncio.create_task(_keep(store, settings, stop), name="keep-store")
                 await _until_drained(gateway, broker, ports.health)
                 await asyncio.gather(following, reporting, keeping)
     log.info("service.stopped")
+
+
+async def _follow_keys(keys: KeyWatch | None, stop: asyncio.Event) -> None:
+    if keys is not None:
+        await every(WATCH_PERIOD_S, keys.apply, stop=stop)
 
 
 @dataclass(frozen=True, slots=True)

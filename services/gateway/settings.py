@@ -42,7 +42,19 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     installed and a model has weights.
     """
     api_keys: dict[str, str] = msgspec.field(default_factory=dict)
-    """API key -> tenant. Empty: no authentication; all requests belong to `default_tenant`."""
+    """
+    API key -> tenant. Without keys here, `keys_file` and `identity_header` there is no
+    authentication, and all requests belong to `default_tenant`.
+    """
+    keys_file: str | None = None
+    """File of API keys that `headway keys` writes; its changes take effect within a second."""
+    identity_header: str | None = None
+    """
+    Header in which a proxy that has authenticated its users names the tenant, for example
+    `x-forwarded-user`; read only from `trusted_proxies`.
+    """
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses and networks of proxies, for example `10.0.0.0/8`."""
     default_tenant: Annotated[str, Meta(min_length=1, max_length=128)] = "default"
     trust_fairness_header: bool = False
     """

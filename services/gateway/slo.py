@@ -64,3 +64,13 @@ def _objective(name: str, settings: Settings) -> Slo:
             param=OBJECTIVE[0],
         )
     return settings.objectives[known]
+
+
+def sets_slo(body: Targeted, hints: Hints) -> bool:
+    """Return whether a request sets a target or names an objective; otherwise it gets a default."""
+    of_headers = (hints.ttft_s, hints.tbt_s, hints.ttlt_s, hints.deadline_at, hints.objective)
+    return (
+        body.slo is not None
+        or body.deadline is not None
+        or any(each is not None for each in of_headers)
+    )

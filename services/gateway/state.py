@@ -1,16 +1,18 @@
 """State shared by all requests of one gateway."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.gateway.fallbacks import Fallbacks
 from services.gateway.intake import Intake
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.rate_limits import RateLimits
 from services.gateway.settings import Settings
 from services.gateway.tenants import Tenants
+from shared.broker.protocol import Broker
 from shared.models.registry import ModelRegistry
 from shared.producer.producer import Producer
-from shared.runtime.clock import Clock
+from shared.runtime.clock import Clock, SystemClock
 from shared.store.store import Store
 
 
@@ -30,3 +32,6 @@ class Gateway:
     """None if no store is configured."""
     stop: asyncio.Event
     """Set when the gateway stops; the gateway then accepts no new requests."""
+    limits: RateLimits = field(default_factory=lambda: RateLimits(SystemClock()))
+    broker: Broker | None = None
+    """Connection for questions about usage."""

@@ -76,6 +76,22 @@ def parser(*, amqp_url: str, registry: Path | None) -> argparse.ArgumentParser:
         ("models whose lanes are counted; required unless HEADWAY_REGISTRY is set"),
     )
     _dead_letter(verb("dead-letter", "list, requeue or delete dead-lettered requests"))
+    usage = verb("usage", "print what finished requests of tenants have used")
+    usage.add_argument("--tenant", metavar="NAME", help="only this tenant; default: all")
+    usage.add_argument(
+        "--since",
+        default="30d",
+        metavar="TIME",
+        help="first hour: a date, Unix seconds, or a duration before now (default: 30d)",
+    )
+    usage.add_argument("--until", metavar="TIME", help="end; default: now")
+    usage.add_argument(
+        "--by",
+        action="append",
+        choices=["hour", "model", "class"],
+        help="one row for each; may be repeated",
+    )
+    verbs.add_parser("keys", help="create, list, rotate and revoke API keys")
     verb("doctor", "check the broker: rights, limits, differing objects, alarms and services")
     verbs.add_parser("models", help="add, list, check and remove models of a registry file")
     verbs.add_parser("store", help="migrate and examine the store of files")
@@ -151,6 +167,15 @@ def _up(up: argparse.ArgumentParser) -> None:
         default="simulated",
         choices=("simulated", "vllm"),
         help="engine backend of every agent",
+    )
+    up.add_argument(
+        "--tenants", type=Path, metavar="FILE", help="policies of tenants; default: HEADWAY_TENANTS"
+    )
+    up.add_argument(
+        "--keys",
+        type=Path,
+        metavar="FILE",
+        help="API keys made by `headway keys`; default: HEADWAY_GATEWAY_KEYS_FILE",
     )
     up.add_argument(
         "--groupers",

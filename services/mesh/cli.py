@@ -31,6 +31,8 @@ from services.mesh.submit import (
     submit_all,
     submit_one,
 )
+from services.mesh.tenants.cli_keys import main as keys
+from services.mesh.tenants.cli_usage import usage
 from services.mesh.top import watch
 from services.planner.cli import main as planner
 from shared.broker import topology
@@ -70,6 +72,8 @@ MIGRATION_TIMEOUT_S = 60.0
 async def up(options: Options) -> int:
     """Run the mesh until Ctrl-C."""
     broker = options.broker or options.amqp_url
+    tenants = options.tenants or _file_of("HEADWAY_TENANTS")
+    keys = options.keys or _file_of("HEADWAY_GATEWAY_KEYS_FILE")
     registry, agents = await _fleet(options)
     bases = ModelRegistry.load(registry).bases
     kept = store_values(options, os.environ)
@@ -78,7 +82,11 @@ async def up(options: Options) -> int:
         registry=registry,
         log_dir=options.log_dir,
         gateway_port=options.port,
-        gateway={"front": options.front} | ({} if kept is None else {"store": kept}),
+        gateway={"front": options.front}
+        | ({} if kept is None else {"store": kept})
+        | ({} if keys is None else {"keys_file": str(keys)}),
+        estimator={"usage_dir": str(options.log_dir / "usage")},
+        tenants=tenants,
         agents=agents,
         groupers=options.groupers,
         leaders=options.leaders,
@@ -147,6 +155,12 @@ async def _migrated(values: dict[str, Any]) -> None:
         await migrate(location, timeout_s=MIGRATION_TIMEOUT_S)
     except StoreUnavailableError as error:
         print(f"store: {error}; files are not available until then", file=sys.stderr)
+
+
+def _file_of(variable: str) -> Path | None:
+    """The file that an environment variable names, as for single services."""
+    text = os.environ.get(variable)
+    return Path(text) if text else None
 
 
 async def _fleet(options: Options) -> tuple[Path, tuple[AgentSpec, ...]]:
@@ -384,6 +398,7 @@ VERBS: dict[str, Callable[[Options], Coroutine[Any, Any, int]]] = {
     "queues": queues,
     "dead-letter": dead_letter,
     "doctor": doctor,
+    "usage": usage,
 }
 
 CHECKOUT_PROGRAMS = {"simulate": "ops.sim", "profile": "ops.profiling"}
@@ -393,6 +408,7 @@ OTHER_PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {
     **dict.fromkeys(CHECKOUT_PROGRAMS, lambda given: _from_checkout(given[0], given[1:])),
     "models": lambda given: models(given[1:]),
     "store": lambda given: store(given[1:]),
+    "keys": lambda given: keys(given[1:]),
     "plan": lambda given: planner(given, prog="headway"),
 }
 """Verb that has its own command line -> function that receives all arguments."""

@@ -45,6 +45,10 @@ class MeshSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Additional settings of the gateway."""
     planner: dict[str, Any] = {}
     """Additional settings of the planners."""
+    estimator: dict[str, Any] = {}
+    """Additional settings of the estimator."""
+    tenants: Path | None = None
+    """File with the policies of tenants."""
 
     @property
     def gateway_url(self) -> str:
@@ -57,6 +61,8 @@ class MeshSpec(msgspec.Struct, frozen=True, kw_only=True):
             "log_level": self.log_level,
             "layout": msgspec.structs.asdict(self.layout),
         }
+        if self.tenants is not None:
+            common["tenants"] = str(self.tenants)
         if self.broker != EMBEDDED:
             common["amqp_url"] = self.broker
         processes: dict[str, tuple[str, dict[str, Any]]] = {
@@ -71,7 +77,7 @@ class MeshSpec(msgspec.Struct, frozen=True, kw_only=True):
             f"leader-{number}": ("planner", common | self.planner | {"roles": ["leader"]})
             for number in range(self.leaders)
         }
-        processes["estimator"] = ("estimator", dict(common))
+        processes["estimator"] = ("estimator", common | self.estimator)
         processes["gateway"] = (
             "gateway",
             common | self.gateway | {"host": self.gateway_host, "port": self.gateway_port},

@@ -21,6 +21,8 @@ from shared.contracts.telemetry import (
     RequestObserved,
     RequestsExpired,
 )
+from shared.contracts.tenants.policies import TenantDemand, TenantGrants
+from shared.contracts.tenants.usage import UsageToday
 
 log = structlog.get_logger()
 
@@ -87,6 +89,24 @@ async def on_queues_retired(message: QueuesRetired, grouper: Grouper, _delivery:
     grouper.on_retired(message)
 
 
+async def on_tenant_demand(message: TenantDemand, grouper: Grouper, _delivery: Delivery) -> None:
+    """Hear what a grouper has and wants of the limits of tenants."""
+    if grouper.tenants is not None:
+        grouper.tenants.on_demand(message)
+
+
+async def on_tenant_grants(message: TenantGrants, grouper: Grouper, _delivery: Delivery) -> None:
+    """Handle an answer to a demand."""
+    if grouper.tenants is not None:
+        grouper.tenants.on_grants(message)
+
+
+async def on_usage_today(message: UsageToday, grouper: Grouper, _delivery: Delivery) -> None:
+    """Handle the tokens that tenants have used today."""
+    if grouper.tenants is not None:
+        grouper.tenants.on_usage(message)
+
+
 async def on_instance_status(message: InstanceStatus, leader: Leader, _delivery: Delivery) -> None:
     leader.on_status(message)
 
@@ -128,6 +148,9 @@ GROUPER_HANDLERS: dict[type[Message], Handler[Grouper]] = {
     PrefillTrees: on_prefill_trees,
     QueuesRetiring: on_queues_retiring,
     QueuesRetired: on_queues_retired,
+    TenantDemand: on_tenant_demand,
+    TenantGrants: on_tenant_grants,
+    UsageToday: on_usage_today,
 }
 STATE_HANDLERS: dict[type[Message], Handler[Leader]] = {
     InstanceStatus: on_instance_status,

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import structlog
 from cachetools import FIFOCache
 
@@ -15,6 +16,7 @@ from services.planner.grouper.dead_letter_replies import DeadLetterReplies
 from services.planner.grouper.expiry import Expiry
 from services.planner.grouper.grouper import Grouper
 from services.planner.grouper.intake import Intake
+from services.planner.grouper.tenants import DEMAND_PERIOD_S, TenantGate
 from services.planner.grouper.watched_ends import WatchedEnds
 from services.planner.handlers import (
     GROUPER_HANDLERS,
@@ -42,9 +44,12 @@ from shared.models.watch import NoSteps, RegistryWatch
 from shared.runtime.cli import Ports
 from shared.runtime.stall_detector import PERIOD_S as ATTENTION_PERIOD_S
 from shared.runtime.tasks import every
+from shared.tenants.policies import Policies, PolicyFile, follow_policies, open_policies
 from solver.planning.review import ReviewOptions
 from solver.prediction.lengths.prompt_lengths import PromptLengths
 from solver.routing.shares import TenantShares
+from solver.tenants.allocator import Allocator
+from solver.tenants.leases import Holder
 
 log = structlog.get_logger()
 NOTICE_PERIOD_S = 0.01
@@ -59,8 +64,10 @@ def check(settings: Settings) -> None:
     Check that the planner can run with the settings.
 
     Raises:
-        SettingsError: A policy is unknown; the message lists the known ones.
+        SettingsError: A policy is unknown, and the message lists the known ones; or the file of
+            tenants cannot be read or is invalid.
     """
+    open_policies(settings.tenants)
     if settings.leader.policy not in PLAN_POLICIES:
         known = ", ".join(PLAN_POLICIES)
         raise SettingsError(
@@ -89,6 +96,7 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
             if "leader" in ports.settings.roles:
                 await planner.start_leader()
             tasks.create_task(planner.follow_registry(), name="follow-registry")
+            tasks.create_task(follow_policies(planner.policies, stop), name="follow-tenants")
             ports.health.started()
             log.info("service.started", roles=ports.settings.roles, name=name)
         log.info("service.stopped", name=name)
@@ -111,6 +119,7 @@ class _Planner:
         self._tasks, self._stack, self._stop = tasks, stack, stop
         self._incarnation = secrets.token_hex(6)
         self._queues = WorkQueues(broker, source_name(name, self._incarnation))
+        self.policies: PolicyFile | Policies = open_policies(ports.settings.tenants)
 
     async def follow_registry(self) -> None:
         """Follow the registry file until the stop."""
@@ -121,14 +130,27 @@ class _Planner:
         ports, broker, settings = self._ports, self._broker, self._ports.settings.grouper
         lengths = PromptLengths()
         routing = self._routing()
+        policies = self.policies
         state = GrouperState(
             shares=TenantShares(
                 max_share=settings.max_tenant_share,
                 free_tokens=settings.free_outstanding_tokens,
+                weight=lambda tenant: policies.policy(tenant).weight,
             ),
             recent=FIFOCache(settings.duplicate_memory),
         )
         expiry = self._expiry(state, settings)
+        tenants = TenantGate(
+            broker=broker,
+            clock=ports.clock,
+            policies=policies,
+            holder=Holder(source=source_name(self._name, self._incarnation)),
+            allocator=Allocator(
+                limit=lambda tenant, kind: policies.policy(tenant).limit(kind),
+                listens_since=ports.clock.now(),
+            ),
+            outstanding=state.shares.outstanding,
+        )
         grouper = Grouper(
             broker=broker,
             intake=Intake(
@@ -136,6 +158,7 @@ class _Planner:
                 settings=settings,
                 layout=ports.settings.layout,
                 lengths=lengths,
+                policies=policies,
             ),
             settings=settings,
             state=state,
@@ -145,6 +168,7 @@ class _Planner:
             queues=self._queues,
             expiry=expiry,
             routing=routing,
+            tenants=tenants,
         )
         dead_letter_replies = DeadLetterReplies(
             broker=broker, clock=ports.clock, state=state, expiry=expiry
@@ -156,12 +180,19 @@ class _Planner:
             (topology.TELEMETRY, topology.OBSERVED_REQUEST_KEY),
             (topology.TELEMETRY, topology.FORECAST_KEY),
             (topology.TELEMETRY, topology.EXPIRED_KEY),
+            (topology.TELEMETRY, topology.TENANT_DEMAND_KEY),
+            (topology.TELEMETRY, topology.TENANT_GRANTS_KEY),
+            (topology.TELEMETRY, topology.USAGE_TODAY_KEY),
         ]
         if routing is not None:
             routed = (topology.STATUS_KEYS, topology.PREFILLS_KEY, topology.ROUTER_KEY)
             keys += [(topology.TELEMETRY, key) for key in routed]
         dispatcher = Dispatcher(GROUPER_HANDLERS, grouper)
         await self._listen(f"grouper.{self._name}", keys, dispatcher, prefetch=256)
+        # The time from which this process hears all demands.
+        tenants.allocator.listens_since = ports.clock.now()
+        broker.on_connection_lost(tenants.on_connection_lost)
+        await self._consume(topology.TENANTS, tenants.allocate, prefetch=64)
         await self._consume(
             topology.GLOBAL_INTERACTIVE, grouper.on_request, settings.interactive_prefetch
         )
@@ -171,6 +202,8 @@ class _Planner:
         )
         await self._consume(topology.HELD, grouper.on_held, settings.rest_prefetch)
         self._repeat("grouper.report", settings.report_period_s, grouper.report)
+        self._repeat("grouper.tenants", DEMAND_PERIOD_S, tenants.report)
+        ports.health.details = lambda: {"tenants": msgspec.to_builtins(policies.state)}
         self._repeat("grouper.notices", NOTICE_PERIOD_S, grouper.send_owed_notices)
         self._repeat("grouper.expiry", EXPIRY_PERIOD_S, expiry.end_due)
         if routing is not None:

@@ -39,6 +39,10 @@ GLOBAL_INTERACTIVE = "headway.global.interactive"
 GLOBAL_REST = "headway.global.rest"
 LEADER = "headway.leader"
 ESTIMATOR = "headway.estimator"
+TENANTS = "headway.tenants"
+"""Demands of groupers; its active consumer shares the limits of tenants among all groupers."""
+USAGE = "headway.usage"
+"""What finals count for their tenants; its active consumer keeps the usage."""
 DEAD_LETTERS = "headway.dead-letters"
 """Failed messages for inspection, each with the header `headway-reason` or the broker's reason."""
 DEAD_LETTER_REPLIES = "headway.dead-letter-replies"
@@ -106,6 +110,20 @@ QUEUES: tuple[QueueSpec, ...] = (
         drop_head=True,
     ),
     QueueSpec(name=ESTIMATOR, type=QueueType.CLASSIC, max_length=100_000, drop_head=True),
+    QueueSpec(
+        name=TENANTS,
+        single_active_consumer=True,
+        delivery_limit=KEPT_LIMIT,
+        max_length=1_000,
+        drop_head=True,
+    ),
+    QueueSpec(
+        name=USAGE,
+        single_active_consumer=True,
+        delivery_limit=KEPT_LIMIT,
+        max_length_bytes=GLOBAL_MAX_BYTES,
+        drop_head=True,
+    ),
     QueueSpec(name=WORK_QUEUES, delivery_limit=KEPT_LIMIT),
     replace(_WORK, name=HELD),
     QueueSpec(name=DEAD_LETTER_REPLIES, delivery_limit=KEPT_LIMIT),
@@ -129,6 +147,8 @@ BINDINGS: tuple[BindingSpec, ...] = (
     BindingSpec(exchange=TELEMETRY, queue=LEADER, routing_key="tick.#"),
     BindingSpec(exchange=TELEMETRY, queue=ESTIMATOR, routing_key="observed.#"),
     BindingSpec(exchange=TELEMETRY, queue=ESTIMATOR, routing_key="status.#"),
+    BindingSpec(exchange=TELEMETRY, queue=TENANTS, routing_key="demand.#"),
+    BindingSpec(exchange=TELEMETRY, queue=USAGE, routing_key="metered.#"),
     BindingSpec(exchange=LANES, queue=WORK_QUEUES, routing_key=WORK_QUEUES),
     BindingSpec(exchange=LANES, queue=HELD, routing_key=HELD),
     BindingSpec(exchange=DEAD, queue=DEAD_LETTERS, routing_key=""),
@@ -330,6 +350,8 @@ CONTROL_GATEWAYS = "all.gateways"
 """Routing key of the gateways' reports about their models."""
 CONTROL_CANCEL = "all.cancel"
 CONTROL_PLAN = "plan.asked"
+CONTROL_USAGE = "usage.asked"
+"""Routing key of questions about the usage of tenants."""
 
 
 def control_instance(instance_id: str) -> str:
@@ -364,6 +386,10 @@ FORECAST_KEY = "forecast.leader"
 TICK_KEY = "tick.planner"
 EXPIRED_KEY = "expired.grouper"
 """Routing key of groupers' notices about requests that they have ended."""
+TENANT_DEMAND_KEY = "demand.tenants"
+TENANT_GRANTS_KEY = "grants.tenants"
+METERED_KEY = "metered.request"
+USAGE_TODAY_KEY = "usage.today"
 
 
 def plan_key(instance_id: str) -> str:

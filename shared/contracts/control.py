@@ -21,6 +21,7 @@ from shared.contracts.base import (
     UnixTime,
 )
 from shared.contracts.telemetry import RegistryState
+from shared.contracts.tenants.policies import TenantsState
 
 
 class StopReason(Enum):
@@ -48,7 +49,8 @@ class RequestCancel(
     request_id: RequestId
     reply_to: str | None = None
     """
-    Name of the producer's reply queue, which is secret and authenticates the sender.
+    Name of the producer's reply queue, which is secret and authenticates the sender. A request
+    without a reply queue is cancelled only by a message whose AMQP `user_id` is its tenant.
 
     Ids do not authenticate: producers choose them, so two requests may have equal ids.
     """
@@ -81,6 +83,8 @@ class GatewayModels(
     """
     registry: RegistryState | None = None
     """The registry that the gateway follows; None from gateways of older versions."""
+    tenants: TenantsState | None = None
+    """The policies that the gateway follows; None without a file of policies."""
 
 
 GATEWAY_PERIOD_S: Seconds = 2.0

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Raw
 
 from shared.contracts.base import Value
-from shared.contracts.qos import Importance, OnLate, PositiveSeconds, Slo
+from shared.contracts.qos import Clamp, Importance, OnLate, PositiveSeconds, Slo
 from shared.contracts.requests import ChatMessage, EnginePayload, ReplyMode
 
 Identifier = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
@@ -92,6 +92,8 @@ class InferenceRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
     """
     on_late: OnLate | None = None
     """What happens at the deadline; the default is the grouper's for the request's QoS class."""
+    clamped: tuple[Clamp, ...] = ()
+    """What the policy of the tenant did not grant; used only from trusted publishers."""
 
 
 class CallRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -144,6 +146,8 @@ class CallRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
     """
     on_late: OnLate | None = None
     """What happens at the deadline; the default is the grouper's for the request's QoS class."""
+    clamped: tuple[Clamp, ...] = ()
+    """What the policy of the tenant did not grant; used only from trusted publishers."""
 
 
 class QueueItem(Value, frozen=True, kw_only=True, omit_defaults=True):

@@ -120,3 +120,15 @@ class SloVerdict(Value, frozen=True, kw_only=True, omit_defaults=True):
     max_tbt_s: Seconds | None = None
     late_tokens: int = 0
     """Number of tokens that were generated later than their deadlines (QoServe eq. 2)."""
+
+
+class Clamp(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """A claim of a request beyond its tenant's policy, and what was granted instead."""
+
+    field: str
+    """`class`, `ttft_s`, `tbt_s`, `ttlt_s`, `deadline_at`, `importance` or `priority`."""
+    asked: str
+    given: str
+
+    def __str__(self) -> str:
+        return f"{self.field}={self.asked}->{self.given}"

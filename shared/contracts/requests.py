@@ -16,7 +16,8 @@ from shared.contracts.base import (
     UnixTime,
     Value,
 )
-from shared.contracts.qos import Importance, OnLate, Slo, SloVerdict
+from shared.contracts.qos import Clamp, Importance, OnLate, Slo, SloVerdict
+from shared.contracts.tenants.policies import RateLimit
 
 Tokens = tuple[int, ...]
 UNKNOWN_TOKEN = -1
@@ -259,6 +260,8 @@ class QueuedRequest(
     expires_at: UnixTime | None = None
     """Time at which the request ends, wherever it is; None: never. See `shared.contracts.ends`."""
     on_late: OnLate = OnLate.SERVE
+    clamped: tuple[Clamp, ...] = ()
+    """What the producer asked for and its tenant's policy does not grant."""
 
     @property
     def num_answers(self) -> int:
@@ -391,6 +394,8 @@ class RequestCompleted(
     """
     children: tuple[ChildAnswer, ...] = ()
     """All answers of a call, in the order of the response."""
+    clamped: tuple[Clamp, ...] = ()
+    """What the producer asked for and its tenant's policy did not grant."""
 
 
 class ErrorInfo(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -404,6 +409,9 @@ class ErrorInfo(Value, frozen=True, kw_only=True, omit_defaults=True):
     retry_after_s: Seconds | None = None
     response: Raw | UnsetType = UNSET
     """Response of a server of others that refused the request, as it came."""
+    requests_limit: RateLimit | None = None
+    """State of the tenant's limit of requests per minute, if the error is about a limit."""
+    tokens_limit: RateLimit | None = None
 
 
 class RequestFailed(

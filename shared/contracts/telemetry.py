@@ -19,6 +19,7 @@ from shared.contracts.base import (
 from shared.contracts.qos import QosClass
 from shared.contracts.requests import FinishReason, PromptText, WaitForecast
 from shared.contracts.situations import LsoFacts
+from shared.contracts.tenants.policies import TenantsState
 
 
 class Residency(Enum):
@@ -272,6 +273,8 @@ class LanesObserved(
     Work queue -> number of requests that the broker has dropped from the queue at their ends, of
     which this grouper has read the dead letters since its start.
     """
+    tenants: TenantsState | None = None
+    """The policies that the grouper follows; None without a file of policies."""
 
     @property
     def source(self) -> str:

@@ -111,6 +111,7 @@ async def serve_http(
         lifespan="off",
         access_log=False,
         timeout_keep_alive=KEEP_ALIVE_S,
+        proxy_headers=False,  # the address of a peer decides whether it may name tenants
         timeout_graceful_shutdown=3,
         loop="none",
     )

@@ -16,7 +16,7 @@ from msgspec import Meta
 from shared.contracts.errors import SettingsError
 from shared.contracts.lanes import LaneLayout
 
-SHARED_FIELDS = ("amqp_url", "registry", "log_level", "layout")
+SHARED_FIELDS = ("amqp_url", "registry", "log_level", "layout", "tenants")
 SHARED_GROUPS = ("store",)
 """
 Groups of nested fields that the services which have them also read from `HEADWAY_<GROUP>_<FIELD>`.
@@ -33,6 +33,11 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Path of the model registry file."""
     layout: LaneLayout = LaneLayout()
     """Division of requests into lanes; all services of a mesh must have the same division."""
+    tenants: str | None = None
+    """
+    Path of the file with the policies of tenants, which gateways and planners follow; None: tenants
+    have no policies. All services of a mesh must have the same file.
+    """
     log_level: Annotated[str, Meta(pattern="^(debug|info|warning|error)$")] = "info"
     health_host: str = "127.0.0.1"
     health_port: Annotated[int, Meta(ge=0, le=65535)] = 0

@@ -211,6 +211,8 @@ class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled"):
 
     request_id: RequestId
     reply_to: str | None = None
+    user: str | None = None
+    """Sender, as the broker has authenticated it; it counts for requests without a reply queue."""
 
 
 class RunStopped(Event, frozen=True, kw_only=True, tag="run_stopped"):

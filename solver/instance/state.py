@@ -4,6 +4,7 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import msgspec
 
@@ -40,6 +41,8 @@ class InstanceSettings:
     instance_id: InstanceId
     incarnation: str
     """Unique id of the process; the ids of runs are made from it."""
+    run_secret: str = ""
+    """Key that makes the ids of runs unguessable; without it, they are numbers."""
     engine: str
     device: str
     capabilities: frozenset[Capability]
@@ -231,7 +234,7 @@ class InstanceState:
         self.profiles: dict[ModelName, Profile] = {}
         self.noticed: dict[str, UnixTime] = {}
         """Queue that a notice named -> time of its last notice."""
-        self.cancelled: OrderedDict[tuple[RequestId, str | None], None] = OrderedDict()
+        self.cancelled: OrderedDict[tuple[RequestId, str], None] = OrderedDict()
         self.departed: OrderedDict[RequestId, str] = OrderedDict()
         """Request that left recently -> its outcome."""
         self.renewals = Renewals(timeout_s=settings.consumer_timeout_s)
@@ -300,8 +303,15 @@ class InstanceState:
         return self._next_number
 
     def run_id(self) -> RunId:
-        """Id of a new run, unique in the mesh."""
-        return RunId(f"{self.settings.incarnation}{self.number():x}")
+        """
+        Id of a new run, unique in the mesh. It cannot be guessed from the ids of other runs, since
+        a producer that knows it may stop the run: only the request's reply queue receives it.
+        """
+        name = f"{self.settings.incarnation}{self.number():x}"
+        if not self.settings.run_secret:
+            return RunId(name)
+        key = self.settings.run_secret.encode()
+        return RunId(blake2b(name.encode(), key=key, digest_size=10).hexdigest())
 
     def remember(self, order: str, result: LsoResult) -> None:
         """Store the result of an order, which may be repeated."""
@@ -309,15 +319,22 @@ class InstanceState:
         while len(self.answers) > _ANSWERS_MEMORY:
             self.answers.popitem(last=False)
 
-    def cancel(self, request_id: RequestId, reply_to: str | None) -> None:
-        """Store that a request was cancelled, so that it ends if it is pulled later."""
-        self.cancelled[request_id, reply_to] = None
+    def cancel(self, request_id: RequestId, proof: str) -> None:
+        """
+        Store that a request was cancelled, so that it ends if it is pulled later.
+
+        Args:
+            request_id: Id of the request.
+            proof: What its producer must know or be; see `cancel_proof`.
+        """
+        self.cancelled[request_id, proof] = None
         while len(self.cancelled) > _CANCELLED_MEMORY:
             self.cancelled.popitem(last=False)
 
     def is_cancelled(self, held: Held) -> bool:
         """Return whether the producer has cancelled the request."""
-        return (held.request_id, held.request.reply_to) in self.cancelled
+        proof = cancel_proof(held.request.reply_to, held.request.tenant)
+        return (held.request_id, proof) in self.cancelled
 
     def note(self, held: Held, what: str, why: str = "") -> None:
         """Add an entry to the history that travels with a request."""
@@ -333,3 +350,12 @@ class InstanceState:
         self.departed[request_id] = how
         while len(self.departed) > _DEPARTED_MEMORY:
             self.departed.popitem(last=False)
+
+
+def cancel_proof(reply_to: str | None, user: str | None) -> str:
+    """
+    What the sender of a cancellation must know or be, so that no tenant cancels another's request:
+    the name of the reply queue, which is secret; for a request without one, its tenant, as the
+    broker has authenticated it. Ids prove nothing, since producers choose them.
+    """
+    return f"reply {reply_to}" if reply_to is not None else f"user {user}"

@@ -157,14 +157,18 @@ class AgentRig:
         assert isinstance(answer, LsoAnswered)
         return answer
 
-    async def deliver(self, message: Message, key: str | None = None) -> None:
+    async def deliver(
+        self, message: Message, key: str | None = None, *, user_id: str | None = None
+    ) -> None:
         """Publish a message of the leader, a gateway or an operator."""
         ours = self.instance.settings.instance_id
         exchange, to = topology.CONTROL, key or topology.command_instance(ours)
         if isinstance(message, PlanPublished):
             binding = topology.plan_queue(ours, "any")[1]
             exchange, to = binding.exchange, binding.routing_key
-        out = OutMessage(body=encode(message), kind=tag_of(type(message)), persistent=False)
+        out = OutMessage(
+            body=encode(message), kind=tag_of(type(message)), persistent=False, user_id=user_id
+        )
         await self.far.publish(exchange, to, out)
         await self.settled()
 

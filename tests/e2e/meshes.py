@@ -163,7 +163,10 @@ async def depths(broker: Broker, mesh: ProcessMesh) -> dict[str, int]:
 
     models = ModelRegistry.load(mesh.spec.registry).bases
     counts = await count_queues(broker, models, LaneLayout())
-    soft = ("headway.leader", "headway.estimator", "headway.work-queues")
+    soft = (
+        *("headway.leader", "headway.estimator", "headway.work-queues"),
+        *("headway.tenants", "headway.usage"),
+    )
     ready = {c.queue: c.ready for c in counts if c.queue not in soft}
     # The list of inboxes is not requested from a leader, which may have been killed.
     for inbox in (inbox_name(agent.instance_id) for agent in mesh.spec.agents):

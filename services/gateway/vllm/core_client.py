@@ -300,6 +300,7 @@ def _ingress(call: Call) -> InferenceRequest:
         expires_at=call.ends.expires_at,
         not_before=call.ends.not_before,
         on_late=call.ends.on_late,
+        clamped=call.clamped,
     )
 
 

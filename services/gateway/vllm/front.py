@@ -24,11 +24,12 @@ from services.engine_core.engine_client import EngineClient, Fail
 from services.engine_core.media import ImageReads, current_reads
 from services.engine_core.models import import_architectures
 from services.engine_core.serve_arguments import serve_arguments
-from services.gateway.door import ROUTES, Door
+from services.gateway.door import ROUTES, Door, authorization, peer_of
 from services.gateway.errors import error_body, error_headers, error_info
 from services.gateway.models import model_list, model_object
 from services.gateway.pass_through import PassThrough
 from services.gateway.state import Gateway
+from services.gateway.usage import usage
 from services.gateway.vllm.core_client import MeshCoreClient, vector_width
 from services.gateway.vllm.openapi import openapi_document
 from shared.contracts.base import ModelName, UnixTime
@@ -166,12 +167,23 @@ def _routes(
         # The first call takes a second.
         return Response(await asyncio.to_thread(document), media_type=JSON)
 
+    def authenticate(request: Request) -> None:
+        headers = dict(request.headers)
+        gateway.tenants.authenticate(
+            authorization(headers), headers=headers, peer=peer_of(request.scope), scope=None
+        )
+
+    async def tenant_usage(request: Request) -> Response:
+        headers, peer = dict(request.headers), peer_of(request.scope)
+        found = await usage(gateway, headers, peer, dict(request.query_params))
+        return Response(found, media_type=JSON)
+
     async def models(request: Request) -> Response:
-        gateway.tenants.authenticate(request.headers.get("authorization"))
+        authenticate(request)
         return Response(msgspec.json.encode(model_list(gateway.registry)), media_type=JSON)
 
     async def model(request: Request) -> Response:
-        gateway.tenants.authenticate(request.headers.get("authorization"))
+        authenticate(request)
         found = model_object(gateway.registry, request.path_params["name"])
         return Response(msgspec.json.encode(found), media_type=JSON)
 
@@ -180,6 +192,7 @@ def _routes(
             *(Route(path, door, methods=["POST"]) for path in ROUTES),
             Route("/openapi.json", openapi),
             Route("/v1/models", models),
+            Route("/v1/usage", tenant_usage),
             Route("/v1/models/{name:path}", model),
             *health_app(health).routes,
         ],

@@ -15,10 +15,23 @@ RETRY_AFTER_S = 5.0
 
 
 def check_admission(
-    request: QueuedRequest, state: GrouperState, settings: GrouperSettings, now: UnixTime
+    request: QueuedRequest,
+    state: GrouperState,
+    settings: GrouperSettings,
+    now: UnixTime,
+    *,
+    has_policy_limit: bool = False,
 ) -> None:
     """
     Admit *request*, or refuse it with a reason and a retry delay.
+
+    Args:
+        request: The request.
+        state: State of the grouper.
+        settings: Limits of the grouper.
+        now: Unix seconds.
+        has_policy_limit: True if the policy of the tenant limits its outstanding tokens over all
+            groupers; the limit of the settings then does not apply.
 
     Raises:
         CapacityError: The total or the tenant's outstanding work exceeds its limit, or the lane is
@@ -33,7 +46,7 @@ def check_admission(
         )
     most = settings.tenant_tokens.get(request.tenant, settings.max_tenant_tokens)
     outstanding = state.shares.outstanding(request.tenant)
-    if most is not None and outstanding + tokens > most:
+    if not has_policy_limit and most is not None and outstanding + tokens > most:
         raise CapacityError(
             f"tenant {request.tenant!r} has {outstanding} tokens outstanding and requests "
             f"{tokens} more; its limit is {most}",

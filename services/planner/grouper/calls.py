@@ -139,6 +139,7 @@ def asked_call(request: CallRequest, limits: IngressLimits) -> Asked:
         ttl_s=_first(request.ttl_s, body.ttl_s),
         not_before=_first(request.not_before, body.not_before),
         on_late=request.on_late or body.on_late,
+        clamped=request.clamped,
     )
     return Asked(of_mesh, msgspec.structs.replace(call, num_answers=size.num_answers), size)
 

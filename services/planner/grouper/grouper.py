@@ -15,6 +15,7 @@ from services.planner.grouper.admission import check_admission
 from services.planner.grouper.expiry import Expiry
 from services.planner.grouper.intake import Intake, request_id_of
 from services.planner.grouper.refusals import dead_letter, error_info, send_failure
+from services.planner.grouper.tenants import TenantGate
 from services.planner.queued import held_for_s, hold, queued_message
 from services.planner.routed.routing import Routing
 from services.planner.settings import GrouperSettings
@@ -23,7 +24,7 @@ from shared.broker import topology
 from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome, Settlement
 from shared.broker.retry import publish_until_confirmed
 from shared.broker.work_queues import WorkQueues
-from shared.contracts.base import Decoder, Seconds, UnixTime, encode
+from shared.contracts.base import Decoder, RequestId, Seconds, TenantId, UnixTime, encode
 from shared.contracts.control import QueuesRetired, QueuesRetiring
 from shared.contracts.ends import DEADLINE_EXPIRED, expiration_s, expired_error, nearest_end
 from shared.contracts.errors import (
@@ -38,6 +39,7 @@ from shared.contracts.lanes import LaneKey, inbox_name
 from shared.contracts.plans import LanesForecast
 from shared.contracts.requests import QueuedRequest
 from shared.contracts.telemetry import LanesObserved, RequestObserved
+from shared.contracts.tenants.policies import RateLimitedError, TenantsState
 from shared.runtime.clock import Clock
 from solver.planning.forecast import LATE_PROBABILITY, late_with
 from solver.scheduling.window import tokens_needed
@@ -68,6 +70,7 @@ class Grouper:
         incarnation: Part of the name that is unique to this start of the process.
         expiry: Ends requests at their ends.
         routing: Chooses instances; None: instances pull all requests.
+        tenants: Admits requests within the limits of their tenants; None: no limits.
     """
 
     def __init__(
@@ -83,9 +86,11 @@ class Grouper:
         incarnation: str,
         expiry: Expiry,
         routing: Routing | None = None,
+        tenants: TenantGate | None = None,
     ) -> None:
         self._routing = routing
         self.expiry = expiry
+        self.tenants = tenants
         self._broker = broker
         self._intake = intake
         self._settings = settings
@@ -237,8 +242,11 @@ class Grouper:
 
     async def _put(self, request: QueuedRequest) -> str:
         """Publish an admitted request and count it; return the name of the queue."""
+        self._check(request)
+        if self.tenants is not None and await self.tenants.admit(request):
+            # Other requests were admitted while this one waited.
+            self._check_again(request)
         now, tokens = self._clock.now(), tokens_needed(request)
-        check_admission(request, self.state, self._settings, now)
         if self._routing is not None:
             request = self._routing.stamped(request)
         # Decided once, when the request arrives: later requests of its tenant do not change it.
@@ -251,12 +259,38 @@ class Grouper:
             queue = await (self._overflowed(request) if above_share else self._placed(request))
         except BaseException:  # also when the publish is cancelled: no other code reverts the count
             if is_new:
-                self.state.finish(request.request_id, request.tenant)
+                self._finish(request.request_id, request.tenant)
             self.expiry.forget(request)
             raise
         self.expiry.moved(request, queue)
         self.state.count(request, queue=queue, at=self._clock.now())
         return queue
+
+    def _check(self, request: QueuedRequest) -> None:
+        has_policy_limit = (
+            self.tenants is not None
+            and self.tenants.policies.policy(request.tenant).outstanding_tokens is not None
+        )
+        check_admission(
+            request,
+            self.state,
+            self._settings,
+            self._clock.now(),
+            has_policy_limit=has_policy_limit,
+        )
+
+    def _check_again(self, request: QueuedRequest) -> None:
+        try:
+            self._check(request)
+        except CapacityError:
+            self._finish(request.request_id, request.tenant)
+            raise
+
+    def _finish(self, request_id: RequestId, tenant: TenantId) -> None:
+        """A request no longer counts for its tenant."""
+        self.state.finish(request_id, tenant)
+        if self.tenants is not None:
+            self.tenants.ended(tenant, request_id)
 
     async def _placed(self, request: QueuedRequest) -> str:
         return await self._routed(request) or await self._laned(request)
@@ -352,7 +386,9 @@ class Grouper:
             error=info,
             now=self._clock.now(),
         )
-        if not has_ended:
+        # A tenant far above its limits must not fill the dead letters; its producer knows.
+        is_limited = isinstance(error, RateLimitedError) and delivery.reply_to
+        if not has_ended and not is_limited:
             await dead_letter(self._broker, delivery, reason=f"{info.code}: {info.message}")
         await delivery.settle(Settlement.ACK)
 
@@ -368,7 +404,7 @@ class Grouper:
         if self._routing is not None:
             self._routing.on_ended(observed)
         self.expiry.on_observed(observed)
-        self.state.finish(observed.request_id, observed.tenant)
+        self._finish(observed.request_id, observed.tenant)
         self._intake.learn(observed)
 
     def on_profile(self, profile: Profile) -> None:
@@ -393,6 +429,8 @@ class Grouper:
     async def report(self) -> None:
         """Publish lane totals."""
         self.state.expire_outstanding(self._clock.now() - OUTSTANDING_MEMORY_S)
+        if self.tenants is not None:
+            self.tenants.expire(self._clock.now() - OUTSTANDING_MEMORY_S)
         self.state.seq += 1
         observed = LanesObserved(
             sender=self._sender,
@@ -407,12 +445,17 @@ class Grouper:
             put=dict(self.queues.put),
             released=self.queues.released,
             expired=dict(self.state.dropped),
+            tenants=self._tenants_state(),
         )
         await self._broker.send(
             topology.TELEMETRY,
             topology.LANES_KEY,
             OutMessage(body=encode(observed), kind="lanes.observed.v1", persistent=False),
         )
+
+    def _tenants_state(self) -> TenantsState | None:
+        state = None if self.tenants is None else self.tenants.policies.state
+        return state if state is not None and state.digest else None
 
 
 def _unknown_model(error: ContractError | ModelNotReadyError) -> ContractError:

@@ -40,9 +40,11 @@ from shared.contracts.qos import OnLate
 from shared.contracts.requests import ModelRef, QueuedRequest, ReplyMode, Sampling
 from shared.contracts.telemetry import RequestObserved
 from shared.models.registry import ModelRegistry
+from shared.tenants.policies import Policies, PolicySource
 from solver.planning.lanes import lane_for
 from solver.prediction.lengths.predicted_work import PredictedWork
 from solver.prediction.lengths.prompt_lengths import PromptLengths
+from solver.tenants.claims import Claim, Granted, grant
 
 MAX_ID_BYTES = 128
 _decode_body: Decoder[InferenceRequest] = Decoder(InferenceRequest)
@@ -78,6 +80,8 @@ class Intake:
     """Model that predicts the token count of prompts that arrive as text."""
     work: PredictedWork = field(default_factory=PredictedWork)
     """Predicts the lengths of answers, which are a part of the work that determines lanes."""
+    policies: PolicySource = field(default_factory=Policies)
+    """Policies of tenants, which grant targets, importance and priority."""
 
     def accept(
         self,
@@ -113,7 +117,7 @@ class Intake:
         trusted = self._is_trusted(delivery)
         if not trusted:
             body = msgspec.structs.replace(
-                body, arrived_at=None, prompt_tokens=None, engine=None, input_lengths=()
+                body, arrived_at=None, prompt_tokens=None, engine=None, input_lengths=(), clamped=()
             )
         if asked.call is None:
             check_prompt(body)
@@ -195,12 +199,11 @@ class Intake:
         if body.not_before is not None:
             arrived_at = max(arrived_at, body.not_before)  # targets count from this time
         begins_at = max(now, arrived_at)
-        slo = effective_slo(body, now=begins_at, limits=limits)
-        if entry.pools:
-            slo = slo.at_once
+        tenant = self._tenant(delivery, body)
+        allowed = self._granted(body, tenant, arrived_at, begins_at)
+        slo = allowed.slo.at_once if entry.pools else allowed.slo
         prompt_tokens = self._prompt_tokens(body, asked.size, entry)
         sampling = self._sampling(body, asked.size, entry, prompt_tokens)
-        importance = effective_importance(body)
         deadline_at = slo.planning_deadline_at(arrived_at)
         request = QueuedRequest(
             request_id=request_id,
@@ -212,10 +215,10 @@ class Intake:
             slo=slo,
             arrived_at=arrived_at,
             grouped_at=now,
-            tenant=self._tenant(delivery, body),
+            tenant=tenant,
             application=body.application or "default",
-            importance=importance,
-            priority=body.priority,
+            importance=allowed.importance,
+            priority=allowed.priority,
             lane="",
             reply_to=delivery.reply_to,
             reply_mode=body.reply or ReplyMode.STREAM,
@@ -225,11 +228,12 @@ class Intake:
             input_lengths=body.input_lengths,
             expires_at=ends.expires_at,
             on_late=ends.on_late or self.settings.on_late.get(slo.qos_class, OnLate.SERVE),
+            clamped=body.clamped + allowed.clamps,
         )
         expected_tokens = self.work.answer_tokens(request)
         lane = lane_for(
             model=model.base,
-            importance=importance,
+            importance=allowed.importance,
             time_left_s=deadline_at - begins_at if math.isfinite(deadline_at) else math.inf,
             work_tokens=prompt_tokens + expected_tokens,
             layout=self.layout,
@@ -237,6 +241,25 @@ class Intake:
         return msgspec.structs.replace(
             request, lane=lane.queue_name, expected_tokens=expected_tokens
         )
+
+    def _granted(
+        self, body: InferenceRequest, tenant: TenantId, arrived_at: UnixTime, now: UnixTime
+    ) -> Granted:
+        """
+        Targets, importance and priority that the policy of the tenant grants.
+
+        Raises:
+            ContractError: A target is invalid, or the policy refuses what the request claims.
+        """
+        claim = Claim(
+            slo=effective_slo(body, now=now, limits=self.settings.limits),
+            importance=effective_importance(body),
+            priority=body.priority,
+            arrived_at=arrived_at,
+            sets_slo=body.slo is not None or body.deadline is not None,
+            sets_importance=body.importance is not None or body.service_tier == "priority",
+        )
+        return grant(claim, self.policies.policy(tenant), tenant)
 
     def _is_trusted(self, delivery: Delivery) -> bool:
         return delivery.user_id in self.settings.trusted_users

@@ -8,6 +8,7 @@ from shared.broker.retry import publish_until_confirmed, publish_until_routed
 from shared.contracts.base import RequestId, UnixTime, encode
 from shared.contracts.errors import CapacityError, ContractError, MeshError
 from shared.contracts.requests import ErrorInfo, HistoryEntry, RequestFailed
+from shared.contracts.tenants.policies import QUOTA_SPENT, RateLimitedError
 
 
 def error_info(error: MeshError) -> ErrorInfo:
@@ -21,12 +22,22 @@ def error_info(error: MeshError) -> ErrorInfo:
             param=error.param,
             status=error.status,
         )
+    if isinstance(error, RateLimitedError):
+        return ErrorInfo(
+            message=str(error),
+            type=QUOTA_SPENT if error.code == QUOTA_SPENT else "rate_limit_error",
+            code=error.code,
+            status=429,
+            retry_after_s=error.retry_after_s,
+            requests_limit=error.requests,
+            tokens_limit=error.tokens,
+        )
     if isinstance(error, CapacityError):
         return ErrorInfo(
             message=str(error),
             type="rate_limit_error",
             code="over_capacity",
-            status=429,
+            status=error.status,
             retry_after_s=error.retry_after_s,
         )
     return ErrorInfo(message=str(error), type="server_error", code="internal", status=500)

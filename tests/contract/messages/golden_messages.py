@@ -17,6 +17,7 @@ from tests.contract.messages.examples import (
     requests,
     routing,
     telemetry,
+    tenants,
 )
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -29,6 +30,7 @@ EXAMPLES: tuple[Message, ...] = (
     *requests.EXAMPLES,
     *routing.EXAMPLES,
     *telemetry.EXAMPLES,
+    *tenants.EXAMPLES,
 )
 
 

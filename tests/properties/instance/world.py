@@ -424,7 +424,13 @@ class World:
         held = self.held()
         if held and how % 2:
             each = held[how // 2 % len(held)]
-            self.handle(ev.Cancelled(request_id=each.request_id, reply_to=each.request.reply_to))
+            self.handle(
+                ev.Cancelled(
+                    request_id=each.request_id,
+                    reply_to=each.request.reply_to,
+                    user=each.request.tenant,
+                )
+            )
         elif self.runs:
             run_id = tuple(self.runs)[how // 2 % len(self.runs)]
             request_id = self.runs[run_id].request.request_id

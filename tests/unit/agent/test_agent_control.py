@@ -4,7 +4,7 @@ import pytest
 
 from shared.broker import topology
 from shared.broker.protocol import OutMessage
-from shared.contracts.base import Message, RunId, encode
+from shared.contracts.base import Message, RequestId, RunId, TenantId, encode
 from shared.contracts.control import (
     DrainInstance,
     LaneNonempty,
@@ -95,6 +95,21 @@ async def test_producer_cancels_its_own_request_only(rig: AgentRig):
     assert (await rig.failed()).error.code == "cancelled"
     assert await rig.far.ready(topology.DEAD_LETTERS) == 0
     assert await rig.is_empty(LANE)
+
+
+async def test_a_request_without_a_reply_queue_is_cancelled_by_its_tenant_only(rig: AgentRig):
+    """The broker has authenticated the sender; what a message says does not count."""
+    cancel = RequestCancel(request_id=R)
+    await rig.running(a_request("r", reply_to=None, tenant=TenantId("another")))
+    for user_id in (None, "guest"):
+        await rig.deliver(cancel, topology.CONTROL_CANCEL, user_id=user_id)
+        assert rig.engine.running == {"r"}
+    await rig.running(a_request("s", reply_to=None, tenant=TenantId("guest")))
+    await rig.deliver(
+        RequestCancel(request_id=RequestId("s")), topology.CONTROL_CANCEL, user_id="guest"
+    )
+
+    assert rig.engine.running == {"r"}
 
 
 async def test_snapshot_is_answered_with_the_present_load(narrow: AgentRig):

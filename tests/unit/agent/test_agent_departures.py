@@ -86,6 +86,7 @@ def forbid(rig: AgentRig, patched: pytest.MonkeyPatch, method: str, kind: str) -
     ("outcome", "exchange"),
     [
         *((each, topology.REPLIES) for each in ("complete", "cancel", "refuse")),
+        *((each, topology.TELEMETRY) for each in ("complete", "cancel")),
         ("refuse", topology.DEAD),
         *((each, topology.LANES) for each in ("evict", "crash", "hand back", "relegate")),
     ],

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from shared.broker.connect import broker_user
 from shared.contracts.base import InstanceId, ModelName, RequestId, TenantId
 from shared.contracts.qos import QosClass
 from shared.contracts.telemetry import RequestObserved
+from shared.runtime.lifecycle import EXIT_OK, EXIT_USAGE
 
 OBSERVED = RequestObserved(
     request_id=RequestId("r1"),
@@ -93,3 +95,32 @@ def test_bad_settings_are_a_usage_error(setting: str):
 )
 def test_broker_user_comes_from_the_url(url: str, user: str):
     assert broker_user(url) == user
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"tenants": "{directory}/bad.json"}, "tenant 'acme': Object contains unknown field `rpm`"),
+        ({"tenants": "{directory}/none.json"}, "none.json"),
+        ({"keys_file": "{directory}/keys.json"}, "two keys have the id 'k'"),
+        ({"identity_header": "x-forwarded-user"}, "identity_header needs trusted_proxies"),
+        ({"trusted_proxies": '["proxy"]'}, "trusted_proxies"),
+    ],
+)
+def test_check_config_names_mistakes_about_tenants(
+    settings: dict[str, str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "bad.json").write_text('{"tenants": {"acme": {"rpm": 5}}}')
+    key = {"id": "k", "tenant": "t"}
+    keys = [key | {"sha256": digit * 64} for digit in "01"]
+    (tmp_path / "keys.json").write_bytes(msgspec.json.encode({"keys": keys}))
+    (tmp_path / "keys.json").chmod(0o600)
+    values = [f"{name}={value.format(directory=tmp_path)}" for name, value in settings.items()]
+
+    assert main(["check-config", *(f"--set={value}" for value in values)]) == EXIT_USAGE
+    assert says in capsys.readouterr().err
+
+
+def test_check_config_shows_no_key(capsys: pytest.CaptureFixture[str]):
+    assert main(["check-config", "--json", '--set=api_keys={"sk-secret": "acme"}']) == EXIT_OK
+    assert "sk-secret" not in capsys.readouterr().out

@@ -36,6 +36,7 @@ class Request:
 
     def __init__(self) -> None:
         self.headers: dict[str, str] = {}
+        self.scope: dict[str, Any] = {"client": ("127.0.0.1", 1)}
         self.read = asyncio.Event()
 
     async def body(self) -> bytes:

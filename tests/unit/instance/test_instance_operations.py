@@ -215,7 +215,7 @@ class TestActivate:
         driver = running()
         driver.waiting = {do.Abort}
         if cancelled:
-            driver.give(ev.Cancelled(request_id=R))
+            driver.give(ev.Cancelled(request_id=R, user="acme"))
         driver.end("r", ev.RunEnd.NOT_ACTIVE)
         if cancelled:
             assert driver.departed[R].publications == (do.Failure(error=CANCELLED),)

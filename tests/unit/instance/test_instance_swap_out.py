@@ -89,7 +89,7 @@ def test_request_is_evicted_when_its_lease_ends():
         (lambda driver: driver.give(ev.Draining()), "evicted"),
         (lambda driver: driver.give(ev.Draining(drain_s=0.0)), "evicted"),
         (lambda driver: driver.ask(EvictRequest(instance_id=OURS, request_id=R)), "evicted"),
-        (lambda driver: driver.give(ev.Cancelled(request_id=R)), "failed: cancelled"),
+        (lambda driver: driver.give(ev.Cancelled(request_id=R, user="acme")), "failed: cancelled"),
     ],
     ids=["swap", "drain", "end", "eviction", "cancel"],
 )
@@ -105,7 +105,7 @@ def test_swap_out_that_is_interrupted_keeps_nothing(*, crashes: bool):
     driver = begun()
     driver.waiting = {do.Abort}
     driver.ask(swap_out())
-    driver.die() if crashes else driver.give(ev.Cancelled(request_id=R))
+    driver.die() if crashes else driver.give(ev.Cancelled(request_id=R, user="acme"))
     driver.release(do.Abort)
     assert driver.answers[0].outcome is (LsoOutcome.FAILED if crashes else ALREADY)
     assert driver.outcome("r") == (RETURNED_AT_CRASH if crashes else "failed: cancelled")

@@ -64,6 +64,7 @@ def test_settings_come_from_environment_and_file(
             ["check-config", "--set", "instance_id=a", "--set", "engine.backend=magic"],
             "simulated",
         ),
+        (planner, ["check-config", "--set", "tenants=absent.json"], "absent.json"),
         (planner, ["health"], "health_port"),
         (planner, ["show-plan", "--set", "amqp_url=http://x/"], "amqp://"),
     ],

@@ -1,0 +1,1 @@
+"""Usage of tenants: counted from confirmed finals, kept in files, and published."""

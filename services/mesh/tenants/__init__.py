@@ -1,0 +1,1 @@
+"""Commands about tenants: API keys and usage."""

@@ -1,0 +1,1 @@
+"""Tenants: their policies and limits, their keys, and their usage."""

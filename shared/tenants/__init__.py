@@ -1,0 +1,1 @@
+"""Tenants: their policies, their API keys and their usage, read from files."""
