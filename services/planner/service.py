@@ -36,7 +36,7 @@ from shared.broker.consumer import Dispatcher
 from shared.broker.declaring import declare_topology
 from shared.broker.protocol import BindingSpec, Broker, DeliveryHandler
 from shared.broker.work_queues import WorkQueues
-from shared.contracts.base import Seconds
+from shared.contracts.base import RequestId, Seconds, TenantId
 from shared.contracts.errors import SettingsError
 from shared.contracts.telemetry import source_name
 from shared.models.registry import ModelRegistry
@@ -139,7 +139,6 @@ class _Planner:
             ),
             recent=FIFOCache(settings.duplicate_memory),
         )
-        expiry = self._expiry(state, settings)
         tenants = TenantGate(
             broker=broker,
             clock=ports.clock,
@@ -151,6 +150,12 @@ class _Planner:
             ),
             outstanding=state.shares.outstanding,
         )
+
+        def finish(request_id: RequestId, tenant: TenantId) -> None:
+            state.finish(request_id, tenant)
+            tenants.ended(tenant, request_id)
+
+        expiry = self._expiry(state, settings, finish)
         grouper = Grouper(
             broker=broker,
             intake=Intake(
@@ -209,7 +214,12 @@ class _Planner:
         if routing is not None:
             self._start_routing(routing)
 
-    def _expiry(self, state: GrouperState, settings: GrouperSettings) -> Expiry:
+    def _expiry(
+        self,
+        state: GrouperState,
+        settings: GrouperSettings,
+        finish: Callable[[RequestId, TenantId], None],
+    ) -> Expiry:
         queue = topology.private_queue(f"grouper.{self._name}").name
 
         async def hear_first_tokens() -> None:
@@ -225,6 +235,7 @@ class _Planner:
             sender=self._name,
             watched=WatchedEnds(settings.max_watched_ends),
             ended=FIFOCache(settings.expired_memory),
+            finish=finish,
             hear_first_tokens=hear_first_tokens,
         )
 

@@ -65,6 +65,7 @@ class Expiry:
         sender: Name of this process in notices.
         watched: Requests with ends.
         ended: Identities of requests whose producers know their ends.
+        finish: Called when a request no longer counts for its tenant.
         hear_first_tokens: Begins to listen to the first tokens of requests.
     """
 
@@ -74,6 +75,7 @@ class Expiry:
     sender: str
     watched: WatchedEnds
     ended: FIFOCache[str, None]
+    finish: Callable[[RequestId, TenantId], None]
     hear_first_tokens: Callable[[], Awaitable[None]] = _no_op
     _hears: bool = False
     _unannounced: list[ExpiredRequest] = field(default_factory=list)
@@ -192,7 +194,7 @@ class Expiry:
 
     def _forget(self, request_id: RequestId, tenant: TenantId) -> None:
         self.watched.remove(identity(tenant, request_id))
-        self.state.finish(request_id, tenant)
+        self.finish(request_id, tenant)
 
 
 def never_grouped_error(queue: str) -> ErrorInfo:

@@ -173,6 +173,7 @@ async def open_grouper(
                 sender="grouper-of-the-test",
                 watched=WatchedEnds(settings.max_watched_ends),
                 ended=FIFOCache(settings.expired_memory),
+                finish=state.finish,
             ),
             sender="grouper-of-the-test",
             queues=WorkQueues(broker, source_name("grouper-of-the-test", "first")),
