@@ -35,6 +35,13 @@ from shared.store.location import SQLITE
 
 BUGS = (DataError, IntegrityError, NotSupportedError, ProgrammingError)
 """Errors of statements; all other errors of a driver are the database's."""
+DRIVER_ERRORS = (
+    OSError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+)
+"""Errors while a connection is made, which SQLAlchemy does not translate."""
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 PG_DISK_FULL = "53100"
 POOL_SIZE = 8
@@ -137,8 +144,9 @@ class Database:
         self, engine: AsyncEngine, timeout_s: Seconds | None = None
     ) -> AsyncIterator[AsyncConnection]:
         limit_s = timeout_s or self._timeout_s
+        limit = asyncio.timeout(limit_s)
         try:
-            async with asyncio.timeout(limit_s), engine.begin() as connection:
+            async with limit, engine.begin() as connection:
                 yield connection
         except MeshError:
             raise
@@ -151,9 +159,12 @@ class Database:
                 raise StoreFullError("the disk of the database is full") from error
             if isinstance(error, BUGS) and not error.connection_invalidated:
                 raise
+            if limit.expired():  # the driver fails to roll back in the middle of an operation
+                raise StoreUnavailableError(
+                    f"the database did not answer in {limit_s:g} s"
+                ) from error
             raise StoreUnavailableError(f"the database failed: {error.orig}") from error
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            # While it connects, the driver raises its own errors.
+        except DRIVER_ERRORS as error:
             raise StoreUnavailableError(f"the database cannot be reached: {error}") from error
 
 

@@ -19,7 +19,7 @@ from tests.stores import place, settings_of
 pytestmark = pytest.mark.rabbitmq
 BLOCK = bytes(range(256)) * 1024
 MIB = 2**20
-MOST_GROWTH_BYTES = 32 * MIB
+MOST_GROWTH_BYTES = 16 * MIB
 
 
 @asynccontextmanager
