@@ -1,6 +1,7 @@
 """Requests and outputs of an engine core in the two APIs of vLLM's server that take tokens."""
 
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from typing import Any, ClassVar, Protocol
 
 import msgspec
@@ -134,7 +135,7 @@ class GenerateApi:
             "stream_options": {"include_usage": True},
         }
         optional = {
-            "cache_salt": request.cache_salt,
+            "cache_salt": _salt(request),
             "reasoning_parser_kwargs": request.reasoning_parser_kwargs,
         }
         return body | {name: value for name, value in optional.items() if value is not None}
@@ -205,7 +206,8 @@ class CompletionsApi:
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
         }
-        return body | ({"cache_salt": request.cache_salt} if request.cache_salt else {})
+        salt = _salt(request)
+        return body | ({"cache_salt": salt} if salt else {})
 
     def output(self, request: EngineCoreRequest, data: bytes) -> EngineCoreOutput | None:
         event = self._decode(data)
@@ -248,6 +250,12 @@ def _fields(params: SamplingParams) -> dict[str, Any]:
     if fields.get("structured_outputs"):
         fields["structured_outputs"] = _public(fields["structured_outputs"])
     return {name: value for name, value in fields.items() if value not in (None, {})}
+
+
+def _salt(request: EngineCoreRequest) -> str | None:
+    """Digest of the salt, which has the tenant in characters that servers refuse."""
+    salt = request.cache_salt
+    return sha256(salt.encode()).hexdigest() if salt else None
 
 
 def _public(values: dict[str, Any]) -> dict[str, Any]:
