@@ -105,6 +105,11 @@ GROUPER: tuple[Series[GrouperState], ...] = (
         "Requests answered with an error",
         lambda state: state.refused,
     ),
+    counter(
+        "headway_planner_requests_limited",
+        "Requests refused above a limit of their tenant",
+        lambda state: state.limited,
+    ),
     gauge(
         "headway_planner_outstanding_tokens",
         "Tokens of requests that this grouper admitted and that are not finished",

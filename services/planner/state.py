@@ -53,6 +53,8 @@ class GrouperState:
     """Key of each request that counts in its tenant's share -> time of admission, oldest first."""
     admitted: int = 0
     refused: int = 0
+    limited: int = 0
+    """Number of refused requests above a limit of their tenant."""
     seq: int = 0
     forecasts: dict[str, LaneForecast] = field(default_factory=dict)
     """Forecast of each lane from the leader, for the time `counted_at`."""

@@ -308,6 +308,7 @@ class Grouper:
         request_id = request_id_of(delivery)
         log.info("request.refused", request_id=request_id, code=info.code, param=info.param)
         self.state.refused += 1
+        self.state.limited += isinstance(error, RateLimitedError)
         await send_failure(
             self._broker,
             reply_to=delivery.reply_to,
