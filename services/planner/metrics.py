@@ -116,6 +116,11 @@ GROUPER: tuple[Series[GrouperState], ...] = (
         lambda state: (((place,), count) for place, count in sorted(state.expired.items())),
         "place",
     ),
+    counter(
+        "headway_planner_requests_limited",
+        "Requests refused above a limit of their tenant",
+        lambda state: state.limited,
+    ),
     gauge(
         "headway_planner_outstanding_tokens",
         "Tokens of requests that this grouper admitted and that are not finished",

@@ -60,6 +60,8 @@ class GrouperState:
     """Place -> number of requests that this grouper has ended at their ends."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Work queue -> number of requests that the broker has dropped from it at their ends."""
+    limited: int = 0
+    """Number of refused requests above a limit of their tenant."""
     seq: int = 0
     forecasts: dict[str, LaneForecast] = field(default_factory=dict)
     """Forecast of each lane from the leader, for the time `counted_at`."""

@@ -379,6 +379,7 @@ class Grouper:
         else:
             log.info("request.refused", request_id=request_id, code=info.code, param=info.param)
             self.state.refused += 1
+            self.state.limited += isinstance(error, RateLimitedError)
         await send_failure(
             self._broker,
             reply_to=delivery.reply_to,

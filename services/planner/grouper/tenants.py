@@ -88,7 +88,6 @@ class TenantGate:
     spent: dict[TenantId, int] = field(default_factory=dict)
     """Tokens that finished requests used on `day`, by tenant."""
     day: int = -1
-    refused: int = 0
     _open: "OrderedDict[str, tuple[UnixTime, TenantId, Needs]]" = field(default_factory=OrderedDict)
     """Admitted requests that have not ended, oldest first: what they use until then."""
     _answered: asyncio.Event = field(default_factory=asyncio.Event)
@@ -158,7 +157,6 @@ class TenantGate:
         if now - self._asked_at >= WAIT_S:
             self._unanswered_since = None  # no demand was published meanwhile
         else:
-            self.refused += 1
             raise CapacityError(
                 "the limits of the tenant cannot be checked now: no grouper answers about them",
                 retry_after_s=RETRY_AFTER_S,
@@ -174,7 +172,6 @@ class TenantGate:
         under_way = self.outstanding(tenant)
         if spent + under_way + tokens_needed(request) <= budget:
             return
-        self.refused += 1
         raise RateLimitedError(
             f"tenant {tenant!r} has used {spent} tokens today and has {under_way} in progress; its "
             f"daily_tokens are {budget}",
@@ -192,7 +189,6 @@ class TenantGate:
         why: str,
         retry_after_s: Seconds,
     ) -> RateLimitedError:
-        self.refused += 1
         return RateLimitedError(
             f"limit {kind.value} of tenant {tenant!r} is {policy.limit(kind)}; {why}",
             retry_after_s=retry_after_s,

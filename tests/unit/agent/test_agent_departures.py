@@ -9,6 +9,7 @@ import pytest
 
 from shared.broker import topology
 from shared.broker.protocol import OutMessage
+from shared.contracts.base import Decoder
 from shared.contracts.control import EvictRequest, LaneNonempty, RequestCancel
 from shared.contracts.errors import BrokerConflictError
 from shared.contracts.lanes import relegated_name
@@ -25,6 +26,7 @@ from shared.contracts.requests import (
     WaitForecast,
 )
 from shared.contracts.telemetry import RequestObserved
+from shared.contracts.tenants.usage import RequestMetered
 from tests.agents.rig import (
     I1,
     LANE,
@@ -43,6 +45,8 @@ from tests.clocks import NOW
 from tests.queued import MODEL, OTHER, a_request, lane_of, sampling
 
 pytestmark = pytest.mark.virtual_time
+
+decode_metered: Decoder[RequestMetered] = Decoder(RequestMetered)
 
 LENGTH = FinishReason.LENGTH
 RELEGATED, OTHERS = relegated_name(MODEL), lane_of(model=OTHER).resume_name
@@ -342,3 +346,24 @@ async def test_progress_that_is_too_large_for_the_broker_is_dropped_and_not_the_
     again = await rig.evicted("r")
     assert (again.progress.token_ids, again.attempts.evictions) == ((), 1)
     assert await rig.is_empty(LANE)
+
+
+@pytest.mark.parametrize("outcome", ["complete", "cancel"])
+async def test_a_final_is_metered_for_its_tenant(rig: AgentRig, outcome: str):
+    """The numbers are those of the final; a failed request counts no tokens."""
+    metered_queue = await listen(rig, topology.TELEMETRY, topology.METERED_KEY)
+    await rig.running(REQUEST)
+    await leave(rig, outcome)
+    await eventually(lambda: rig.is_empty(LANE))
+    (final,) = [each for each in await rig.replies() if isinstance(each, Final)]
+    metered = decode_metered((await rig.far.take(metered_queue)).body)
+
+    assert (metered.request_id, metered.tenant) == (REQUEST.request_id, REQUEST.tenant)
+    tokens = (metered.prompt_tokens, metered.completion_tokens, metered.cached_tokens)
+    if isinstance(final, RequestCompleted):
+        usage = final.usage
+        assert metered.outcome == "completed"
+        assert tokens == (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+        assert usage.total_tokens > usage.prompt_tokens > 0
+    else:
+        assert (metered.outcome, tokens) == ("cancelled", (0, 0, 0))

@@ -165,11 +165,12 @@ class TestGrouper:
         state = GrouperState(shares=TenantShares(max_share=1.0, free_tokens=0), recent=FIFOCache(1))
         lengths = PromptLengths()
         grouper_metrics(registry, state, lengths)
-        state.admitted, state.refused = 5, 1
+        state.admitted, state.refused, state.limited = 5, 3, 2
         state.shares.admit("r", TenantId("t"), 40)
 
         assert value(registry, "headway_planner_requests_admitted_total") == 5
-        assert value(registry, "headway_planner_requests_refused_total") == 1
+        assert value(registry, "headway_planner_requests_refused_total") == 3
+        assert value(registry, "headway_planner_requests_limited_total") == 2
         assert value(registry, "headway_planner_outstanding_tokens") == 40
 
         for _ in range(500):
