@@ -193,10 +193,12 @@ class Grouper:
         return await self._put(request)
 
     @staticmethod
-    def _check_end(request: QueuedRequest, now: UnixTime) -> None:
+    def _check_end(
+        request: QueuedRequest, now: UnixTime, place: str = "it was never grouped"
+    ) -> None:
         end = nearest_end(request)
         if end.at <= now:
-            info = expired_error(end, arrived_at=request.arrived_at, place="it was never grouped")
+            info = expired_error(end, arrived_at=request.arrived_at, place=place)
             raise ContractError(info.message, code=info.code, param=info.param, status=info.status)
 
     async def _accepted(self, delivery: Delivery) -> QueuedRequest:
@@ -309,7 +311,8 @@ class Grouper:
         except TransientError:
             raise
         except TimeoutError:
-            self._check_end(request, nearest_end(request).at)
+            place = "it waited for its turn to be sent to an instance"
+            self._check_end(request, nearest_end(request).at, place)
             raise
         except Exception:  # a bug in routing only sends the request to its lane
             log.exception("routing.broken", request_id=request.request_id)

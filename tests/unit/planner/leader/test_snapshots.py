@@ -284,3 +284,24 @@ class TestLeases:
         cluster.waiting(1, slo=BEST_EFFORT, base=OTHER)
 
         assert serving(cluster.snapshot(now=NOW + 11)) == {"i": {MODEL, OTHER}}
+
+
+def test_requests_that_the_broker_drops_at_their_ends_do_not_wait():
+    state, lane = LeaderState(), "lane.2.m.high.3.w0"
+    reports = (({}, {}), ({lane: 5}, {}), ({lane: 5}, {lane: 2}), ({lane: 5}, {lane: 2}))
+    for number, (put, expired) in enumerate(reports):
+        at = NOW + number
+        state.on_lanes(
+            LanesObserved(
+                sender="g",
+                incarnation="i",
+                seq=number,
+                at=at,
+                layout=1,
+                put=put,
+                expired=expired,
+            ),
+            at,
+        )
+
+    assert state.counts.waiting() == {lane: 3}

@@ -125,6 +125,21 @@ async def test_number_of_requests_waiting_unacknowledged_is_bounded(routed: Grou
     assert await routed.unsettled() == 0
 
 
+async def test_request_that_waits_for_its_turn_ends_at_its_end(routed: GrouperRig):
+    routing = routed.grouper.routing
+    assert routing is not None
+    routing.on_status(status(ONE))
+    await routed.submit({**CHAT, "prompt": [10] * 4000}, message_id="runs")
+    await (await take(routed, {**CHAT, "ttl_s": 3.0}, "waits"))
+
+    failed = await routed.failure()
+    assert (failed.request_id, failed.error.code) == ("waits", "deadline_expired")
+    assert "it waited for its turn" in failed.error.message
+    assert (failed.error.status, routing.num_waiting) == (504, 0)
+    assert await routed.far.ready(inbox_name(ONE)) == 1
+    assert await routed.unsettled() == 0
+
+
 @pytest.mark.parametrize("gone", [{"draining": True}, {"takes_in": False}])
 async def test_requests_of_a_lost_instance_are_reassigned(
     routed: GrouperRig, gone: dict[str, bool]
