@@ -324,6 +324,8 @@ def _drain(instance: InstanceState, event: Draining) -> Script:
         copies_s = COPIES_S if instance.renewals.are_under_way else 0.0
         yield Wait(lambda: not instance.renewals.are_under_way, instance.now + copies_s)
         instance.renewals.give_up()
+        # A request that came from the inbox instead of a copy has been handed back meanwhile.
+        yield Wait(lambda: instance.requests.is_empty)
         yield Drained()
     else:
         yield from hand_back_window(instance)

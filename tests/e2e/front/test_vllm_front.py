@@ -271,6 +271,27 @@ async def test_timeout_header_ends_the_request(http: httpx.AsyncClient):
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
 
 
+async def test_request_ends_at_its_end(http: httpx.AsyncClient):
+    body = {"model": LLAMA, "prompt": "x", "max_tokens": 3000, "ignore_eos": True, "ttl_s": 0.5}
+    answer = await http.post("/v1/completions", json=body)
+
+    assert answer.status_code == 504
+    error = answer.json()["error"]
+    assert (error["code"], error["type"]) == ("deadline_expired", "timeout_error")
+
+
+async def test_stream_ends_with_an_error_event_at_its_end(http: httpx.AsyncClient):
+    body = {"model": LLAMA, "prompt": "x", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    async with http.stream("POST", "/v1/completions", json=body | {"ttl_s": 1.0}) as answer:
+        lines = [line async for line in answer.aiter_lines() if line]
+
+    assert answer.status_code == 200
+    assert "choices" in json.loads(lines[0].removeprefix("data: "))
+    error, end = lines[-2:]
+    assert (json.loads(error.removeprefix("data: "))["error"]["code"], end) == (504, "data: [DONE]")
+    assert "time of expiry" in error
+
+
 async def test_errors_of_the_messages_api_have_anthropics_form(http: httpx.AsyncClient):
     body = {"model": "none", "messages": MESSAGES, "max_tokens": 5}
     answer = await http.post("/v1/messages", json=body)
@@ -288,7 +309,7 @@ async def test_openapi_document_has_the_open_routes_and_the_meshs_fields(http: h
     assert document["paths"].keys() == ROUTES.keys() | file_paths()[0].keys()
     assert references == schemas.keys()
     for body in ("ChatCompletionRequest", "CompletionRequest", "ResponsesRequest"):
-        assert schemas[body]["properties"].keys() >= {"slo", "deadline", "importance"}
+        assert schemas[body]["properties"].keys() >= {"slo", "expires_at", "on_late"}
         assert not schemas[body]["properties"].keys() & set(REFUSED_FIELDS)
 
 

@@ -101,6 +101,8 @@ class World:
     exiting: bool = False
     sent: list[tuple[RequestId, str]] = field(default_factory=list)
     """Id and reply queue of each published request; together they are unique."""
+    left: set[int] = field(default_factory=set)
+    """Numbers of the held requests whose outcomes are published and acknowledged."""
     answered: set[tuple[RequestId, str]] = field(default_factory=set)
     """Requests with a final reply, or whose run the producer has stopped."""
     alive: bool = True
@@ -290,6 +292,7 @@ class World:
         for each in departure.publications:
             self._publish(departure, each)
         self._acknowledge(departure.tags)
+        self.left.add(departure.number)
         self.handle(ev.Departed(number=departure.number))
 
     def end_renewal(self, index: int, how: int) -> None:
@@ -519,6 +522,10 @@ class World:
         crashes = [run.request.attempts.crashes for run in others]
         if self.runs and max(*crashes, command.request.attempts.crashes) >= 2:
             raise WrongError("a request that is suspected of crashes does not run alone")
+        held = next(each for each in self.instance.requests if each.number == command.number)
+        messages = [self.unsettled[tag] for tag in held.tags if tag in self.unsettled]
+        if any(message.renewal in self.left for message in messages):
+            raise WrongError("a copy of a request that has left is served")
         num_tokens = self._progress(command.number)
         if nearest_end(command.request, has_begun=num_tokens > 0).at <= self.now:
             raise WrongError("a request is submitted after its end")
