@@ -15,6 +15,9 @@ from solver.prediction.completion import (
 )
 from solver.prediction.service_parameters import ServiceParameters
 
+ROUNDING = 1e-12
+"""Relative error of an interpolation."""
+
 levels = st.floats(0.02, 0.98)
 counts = st.integers(0, 5000)
 places = st.integers(1, 600).flatmap(
@@ -118,7 +121,8 @@ def test_quantiles_rise_with_their_level(
     low, high = sorted((one, other))
 
     assert wait.quantile(low) <= wait.quantile(high)
-    assert group.quantile(low) <= group.quantile(high)
+    # The interpolation between points rounds.
+    assert group.quantile(low) <= group.quantile(high) * (1 + ROUNDING)
     single = completion_time(wait, output, service)
     assert single.quantile(low) <= single.quantile(high)
 

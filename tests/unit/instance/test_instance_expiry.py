@@ -164,7 +164,7 @@ def test_answer_that_is_complete_at_the_end_is_delivered():
 
 def test_cancelled_request_is_cancelled_and_not_expired():
     driver = Driver()
-    driver.give(ev.Cancelled(request_id=R, reply_to=None))
+    driver.give(ev.Cancelled(request_id=R, user="acme"))
     driver.put(a_request("r", expires_at=NOW - 1.0))
     driver.wait(10.0)
 
