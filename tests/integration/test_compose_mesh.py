@@ -53,6 +53,8 @@ class Running:
             f"{prefix}HOST": "127.0.0.1",
             f"{prefix}PORT": str(self.port),
             f"{prefix}PROFILE_DIR": str(directory / "profiles"),
+            f"{prefix}USAGE_DIR": str(directory / "usage"),
+            f"{prefix}STORE__DATA_DIR": str(directory / "data"),
             "HEADWAY_REGISTRY": str(directory / "registry.json"),
             "HEADWAY_AMQP_URL": container.environment["HEADWAY_AMQP_URL"].replace(
                 "rabbitmq:5672/", broker
@@ -126,6 +128,20 @@ def broker(private_node: PrivateNode, tmp_path: Path) -> str:
 
 
 @pytest.fixture
+async def store(tmp_path: Path) -> None:
+    """The store that the compose file's `store` container migrates, beside the models."""
+    directory = tmp_path / "models" / "data"
+    directory.mkdir(parents=True)
+    python, *arguments = compose()["services"]["store"]["entrypoint"]
+    here = [str(directory) if each == "/data" else each for each in arguments]
+    assert python == "python"
+    migrating = await asyncio.create_subprocess_exec(
+        sys.executable, *here, cwd=ROOT, stdout=asyncio.subprocess.DEVNULL
+    )
+    assert await asyncio.wait_for(migrating.wait(), STEP_S) == 0
+
+
+@pytest.fixture
 async def models(tmp_path: Path) -> Path:
     """Output of the compose file's `models` container."""
     directory = tmp_path / "models"
@@ -158,6 +174,7 @@ async def completed(mesh: dict[str, Running]) -> float:
     )
 
 
+@pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("private_node", ["rabbitmq"], indirect=True)
 async def test_the_mesh_becomes_healthy_serves_and_drains(broker: str, models: Path):
     async with running(broker, models) as mesh:
