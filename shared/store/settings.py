@@ -20,7 +20,7 @@ class FileLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Place and limits of the store. Without `data_dir` and `url` there is no store."""
+    """Location and limits of the store; without `data_dir` and `url` the process has no store."""
 
     data_dir: str | None = None
     """Directory of the default database and of file bodies."""

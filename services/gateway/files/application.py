@@ -106,7 +106,7 @@ class WithFiles:
                 # The missing rest makes the server close the connection.
                 return
             await channel.error(info)
-        except Exception as error:
+        except Exception as error:  # a bug: the client gets an answer, the log the rest
             outcome = Outcome.FAILED
             logged.exception("request.broken")
             if channel.started:
