@@ -10,7 +10,7 @@ import msgspec
 import structlog
 
 from services.gateway.fallbacks import Fallbacks, forecasts_heard
-from services.gateway.files.application import WithFiles
+from services.gateway.files.application import FilesResource
 from services.gateway.files.retention import Retention
 from services.gateway.front import open_front
 from services.gateway.instances import Instances, followed
@@ -19,6 +19,7 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.opening import Opening
 from services.gateway.rate_limits import RateLimits, limits_followed
 from services.gateway.reporting import Reporter
+from services.gateway.resources import WithResources
 from services.gateway.settings import Settings
 from services.gateway.state import Gateway
 from services.gateway.tenants import Tenants, networks_of
@@ -146,7 +147,8 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
                 ),
                 open_front(gateway, ports.health) as front,
             ):
-                opening.application = WithFiles(gateway, front.application)
+                resources = (FilesResource(gateway),)
+                opening.application = WithResources(gateway, resources, front.application)
                 log.info("service.started", host=settings.host, port=settings.port)
                 ports.health.started()
                 steps = FrontSteps(front.steps, instances)

@@ -50,6 +50,8 @@ DEAD_LETTER_REPLIES = "headway.dead-letter-replies"
 HELD = "headway.held"
 """Requests that come back from delay queues, and are grouped or held again by groupers."""
 UNCLAIMED_FINALS = "headway.unclaimed-finals"
+STORED = "headway.stored"
+"""Replies of stored work, bound to `REPLIES` as a reply queue; groupers write them to the store."""
 WORK_QUEUES = "headway.work-queues"
 """Names of the work queues that exist, for new leaders (`shared/broker/queue_list.py`)."""
 
@@ -70,6 +72,8 @@ Delivery limit of queues that operators inspect.
 
 Without a limit, RabbitMQ 4.x drops a message after 20 reads.
 """
+TENANT_HEADER = "headway-tenant"
+"""Header of replies to `STORED`: the tenant of the request, since tenants may have equal ids."""
 REASON_HEADER = "headway-reason"
 """Header with a service's reason for a dead letter; the service has notified the producer."""
 REPLY_MAX_BYTES = 256 * 1024 * 1024
@@ -127,6 +131,7 @@ QUEUES: tuple[QueueSpec, ...] = (
     QueueSpec(name=WORK_QUEUES, delivery_limit=KEPT_LIMIT),
     replace(_WORK, name=HELD),
     QueueSpec(name=DEAD_LETTER_REPLIES, delivery_limit=KEPT_LIMIT),
+    QueueSpec(name=STORED, delivery_limit=KEPT_LIMIT),
     QueueSpec(
         name=DEAD_LETTERS,
         delivery_limit=KEPT_LIMIT,
@@ -151,6 +156,7 @@ BINDINGS: tuple[BindingSpec, ...] = (
     BindingSpec(exchange=TELEMETRY, queue=USAGE, routing_key="metered.#"),
     BindingSpec(exchange=LANES, queue=WORK_QUEUES, routing_key=WORK_QUEUES),
     BindingSpec(exchange=LANES, queue=HELD, routing_key=HELD),
+    BindingSpec(exchange=REPLIES, queue=STORED, routing_key=STORED),
     BindingSpec(exchange=DEAD, queue=DEAD_LETTERS, routing_key=""),
     BindingSpec(exchange=DEAD, queue=DEAD_LETTER_REPLIES, routing_key=""),
     BindingSpec(exchange=UNCLAIMED, queue=UNCLAIMED_FINALS, routing_key=""),

@@ -8,6 +8,10 @@ from shared.contracts.base import Value
 from shared.contracts.qos import Clamp, Importance, OnLate, PositiveSeconds, Slo
 from shared.contracts.requests import ChatMessage, EnginePayload, ReplyMode
 
+IDEMPOTENT_HEADER = "x-headway-idempotent"
+"""AMQP header, `true`: a message under an id that was published before is the same request."""
+DIGEST_HEADER = "x-headway-digest"
+"""AMQP header with the digest of what was asked; used only from trusted publishers."""
 Identifier = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
 Label = Annotated[str, Meta(min_length=1, max_length=128)]
 

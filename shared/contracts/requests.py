@@ -199,6 +199,19 @@ class WaitForecast(Value, frozen=True, kw_only=True):
     sd_s: Annotated[Seconds, Meta(ge=0)]
 
 
+class StoredWork(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    The store keeps the final of the request: agents and groupers send it to the store's queue too.
+    """
+
+    digest: str
+    """Digest of what was asked: another digest under the same id is refused."""
+    kept_s: Seconds
+    """Time for which the final is kept."""
+    claimed: bool = False
+    """True once a grouper has decided that this message is the first one under its id."""
+
+
 class QueuedRequest(
     Message, frozen=True, kw_only=True, omit_defaults=True, tag="request.queued.v1"
 ):
@@ -262,6 +275,8 @@ class QueuedRequest(
     on_late: OnLate = OnLate.SERVE
     clamped: tuple[Clamp, ...] = ()
     """What the producer asked for and its tenant's policy does not grant."""
+    stored: StoredWork | None = None
+    """Set if the id is claimed in the store; None: the store does not know the request."""
 
     @property
     def num_answers(self) -> int:

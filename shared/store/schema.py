@@ -5,11 +5,13 @@ SQLite has no type for times, and the same comparisons hold on both databases.
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     Double,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     Table,
@@ -67,4 +69,51 @@ files = Table(
     Column("body", Text, nullable=False),
     Index(None, "tenant", "id"),
     Index(None, "expires_at"),
+)
+
+requests = Table(
+    "requests",
+    metadata,
+    Column("tenant", ID, primary_key=True),
+    Column("id", ID, primary_key=True),
+    # Digest of what was asked: another digest under the same id is refused.
+    Column("digest", Text, nullable=False),
+    # True if the row was made before the request was published, so a refusal is kept as well.
+    Column("is_asked", Boolean, nullable=False),
+    Column("endpoint", Text),
+    Column("model", Text),
+    Column("created_at", Double, nullable=False),
+    # Grouper that puts the request into its queue, until this time; then another one may.
+    Column("claimed_by", Text),
+    Column("claimed_until", Double),
+    # The request is in a queue or beyond since this time; null before.
+    Column("grouped_at", Double),
+    Column("lane", Text),
+    # Time at which the request's service was expected to begin, when it was grouped.
+    Column("expected_at", Double),
+    Column("instance_id", Text),
+    Column("started_at", Double),
+    # Number of runs that were reported.
+    Column("runs", Integer, nullable=False),
+    Column("ended_at", Double),
+    # `completed`, or the code of the error; null until the end.
+    Column("outcome", Text),
+    # The final reply as it was sent.
+    Column("final", LargeBinary),
+    # Time for which the final is kept.
+    Column("kept_s", Double, nullable=False),
+    # The row is deleted after this time.
+    Column("expires_at", Double, nullable=False),
+    Index(None, "expires_at"),
+)
+
+waiters = Table(
+    "waiters",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("tenant", ID, nullable=False),
+    Column("request_id", ID, nullable=False),
+    # Reply queue that gets the final of a request that was asked again.
+    Column("reply_to", Text, nullable=False),
+    Index(None, "tenant", "request_id"),
 )

@@ -52,8 +52,13 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Purpose -> time after which a new file expires at the latest."""
     tenant_retention_s: dict[str, dict[str, PositiveS]] = {}
     """Tenant -> purpose -> time, instead of `retention_s`."""
+    finals_kept_s: PositiveS = DAY_S
+    """
+    Time for which the final of a request with an id of its own is kept: until then, a repeat of the
+    id gets it.
+    """
     retention_period_s: PositiveS = 30.0
-    """Period in which expired files are deleted."""
+    """Period in which expired files and requests are deleted."""
     sweep_period_s: PositiveS = 3600.0
     """Period in which bodies without a file, and files without a body, are searched for."""
     orphan_grace_s: PositiveS = DAY_S

@@ -48,6 +48,7 @@ class Retention:
         try:
             if await self._has_job():
                 await self._expire()
+                await self._expire_requests()
                 await self._sweep_if_due()
         except StaleLeaseError as error:
             log.warning("retention.lost", error=str(error))
@@ -87,6 +88,11 @@ class Retention:
                 log.info("file.expired", file_id=file.id, tenant=file.tenant)
             if len(expired) < BATCH:
                 return
+
+    async def _expire_requests(self) -> None:
+        requests = self._store.requests
+        while await requests.remove_expired(await self._renewed(), limit=BATCH) == BATCH:
+            pass
 
     async def _sweep_if_due(self) -> None:
         now = await self._store.database.time()

@@ -2,7 +2,10 @@
 Migrations of the schema, oldest first; `ops/docs/store.md` has the rules for their authors.
 """
 
-REVISIONS = ("shared.store.migrations.versions.r0001_files",)
+REVISIONS = (
+    "shared.store.migrations.versions.r0001_files",
+    "shared.store.migrations.versions.r0002_requests",
+)
 """Modules of all revisions in order; the number of a revision is its place, from 1."""
 HEAD = len(REVISIONS)
 """The revision that this version of Headway writes and needs."""

@@ -1,0 +1,35 @@
+"""Digests of what was asked, by which a repeat of an id is told from another request."""
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+from shared.contracts.errors import ContractError
+
+_PER_MESSAGE = frozenset({"id", "reply", "arrived_at", "prompt_tokens", "engine", "clamped"})
+"""Fields that producers and gateways set anew for each message."""
+
+
+def body_digest(body: bytes) -> str:
+    """
+    Digest of the body of a message, without the fields that differ between two messages of the
+    same request; neither the order of fields nor white space matters.
+
+    Raises:
+        ContractError: The body is not a JSON object.
+    """
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ContractError(
+            f"the body must be a JSON object: {error}", code="invalid_json"
+        ) from error
+    asked = {name: value for name, value in fields.items() if name not in _PER_MESSAGE}
+    encoded = msgspec.json.encode(asked, order="deterministic")
+    return hashlib.sha256(encoded).hexdigest()
+
+
+def call_digest(endpoint: str, body: bytes) -> str:
+    """Digest of an HTTP request, whose body counts as it came."""
+    return hashlib.sha256(f"{endpoint}\0".encode() + body).hexdigest()

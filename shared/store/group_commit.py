@@ -1,0 +1,71 @@
+"""Joins writes of concurrent callers into one transaction: each commit waits for a disk."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+MAX_ITEMS = 256
+
+
+class GroupCommit(Generic[Item, Result]):
+    """
+    Writes items of concurrent callers together: while one transaction is in progress, the items of
+    the next one collect.
+
+    Args:
+        write: Writes items in one transaction and returns the result of each, in order.
+        max_items: Maximum number of items of a transaction.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[Sequence[Item]], Awaitable[Sequence[Result]]],
+        *,
+        max_items: int = MAX_ITEMS,
+    ) -> None:
+        self._write = write
+        self._max_items = max_items
+        self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
+        self._writer: asyncio.Task[None] | None = None
+
+    async def submit(self, item: Item) -> Result:
+        """
+        Write *item* and return its result, once the transaction is committed.
+
+        An error of the transaction is raised to all callers whose items it has. A caller that is
+        cancelled does not stop the transaction.
+        """
+        done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, done))
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write_all(), name="group commit")
+        return await done
+
+    async def _write_all(self) -> None:
+        try:
+            while self._waiting:
+                number = min(len(self._waiting), self._max_items)
+                group = [self._waiting.popleft() for _ in range(number)]
+                await self._write_group(group)
+        finally:
+            self._writer = None
+
+    async def _write_group(self, group: list[tuple[Item, asyncio.Future[Result]]]) -> None:
+        try:
+            results = await self._write([item for item, _ in group])
+        except asyncio.CancelledError:
+            for _, done in group:
+                done.cancel()
+            raise
+        except Exception as error:  # noqa: BLE001 - each caller raises it
+            for _, done in group:
+                if not done.done():
+                    done.set_exception(error)
+            return
+        for (_, done), result in zip(group, results, strict=True):
+            if not done.done():
+                done.set_result(result)

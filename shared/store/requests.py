@@ -1,0 +1,450 @@
+"""
+Rows of requests whose ids mean something: what was asked under an id, and what came back.
+
+The queue knows what runs; a row has only what a repeat of the id, or a question about it, needs.
+"""
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+from sqlalchemy import Row, and_, delete, func, insert, select, tuple_, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from shared.contracts.base import InstanceId, RequestId, Seconds, TenantId, UnixTime
+from shared.store.database import Database
+from shared.store.leases import Lease, Leases
+from shared.store.schema import requests, waiters
+
+CLAIM_S: Seconds = 10.0
+"""Time for which a grouper may put a request into its queue; then another grouper may."""
+UNENDED_S: Seconds = 7 * 24 * 3600.0
+"""Time after which a row without a final is deleted: its request was lost or never published."""
+Key = tuple[TenantId, RequestId]
+
+
+class ClaimOutcome(Enum):
+    """What happens to a message under an id."""
+
+    CLAIMED = "claimed"
+    """It is the first one: its request goes into a queue."""
+    JOINED = "joined"
+    """The request is in a queue already; the message's reply queue waits for the final."""
+    ENDED = "ended"
+    """The request has ended; the answer is its final."""
+    CONFLICT = "conflict"
+    """Something else was asked under this id."""
+    BUSY = "busy"
+    """Another grouper puts the request into its queue now, or has failed to: ask again."""
+
+
+class ClaimAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that asks for a request under an id."""
+
+    tenant: TenantId
+    request_id: RequestId
+    digest: str
+    reply_to: str | None
+    kept_s: Seconds
+    model: str
+
+    @property
+    def key(self) -> Key:
+        return self.tenant, self.request_id
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to `ClaimAsked`."""
+
+    outcome: ClaimOutcome
+    final: bytes | None = None
+    """The encoded final reply, if the request has ended."""
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that is going to be published; its row is made before."""
+
+    tenant: TenantId
+    request_id: RequestId
+    digest: str
+    endpoint: str
+    model: str
+    kept_s: Seconds
+
+    @property
+    def key(self) -> Key:
+        return self.tenant, self.request_id
+
+
+class Grouped(msgspec.Struct, frozen=True, kw_only=True):
+    """A claimed request that a queue has; `expected_at` is None without a forecast."""
+
+    tenant: TenantId
+    request_id: RequestId
+    lane: str
+    expected_at: UnixTime | None
+
+    @property
+    def key(self) -> Key:
+        return self.tenant, self.request_id
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of a request began."""
+
+    tenant: TenantId
+    request_id: RequestId
+    instance_id: InstanceId
+    at: UnixTime
+
+    @property
+    def key(self) -> Key:
+        return self.tenant, self.request_id
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """A final reply of a request."""
+
+    tenant: TenantId
+    request_id: RequestId
+    outcome: str
+    """`completed`, or the code of the error."""
+    final: bytes
+    at: UnixTime
+
+    @property
+    def key(self) -> Key:
+        return self.tenant, self.request_id
+
+
+class Waiter(msgspec.Struct, frozen=True, kw_only=True):
+    """A reply queue that gets the final of a request."""
+
+    id: str
+    reply_to: str
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """The final of a request as the store keeps it, and who waits for it."""
+
+    final: bytes | None
+    """The first final; None if the request has no row."""
+    waiters: tuple[Waiter, ...] = ()
+
+
+class StoredRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the table `requests`; its columns have comments in `shared.store.schema`."""
+
+    tenant: TenantId
+    id: RequestId
+    digest: str
+    is_asked: bool
+    endpoint: str | None
+    model: str | None
+    created_at: UnixTime
+    claimed_by: str | None
+    claimed_until: UnixTime | None
+    grouped_at: UnixTime | None
+    lane: str | None
+    expected_at: UnixTime | None
+    instance_id: str | None
+    started_at: UnixTime | None
+    runs: int
+    ended_at: UnixTime | None
+    outcome: str | None
+    final: bytes | None
+    kept_s: Seconds
+    expires_at: UnixTime
+
+
+class RequestRows:
+    """
+    The tables `requests` and `waiters`. Every method with several items is one transaction, and
+    locks rows in the order of their keys.
+
+    Args:
+        database: The store's database.
+        leases: Its leases.
+    """
+
+    def __init__(self, database: Database, leases: Leases) -> None:
+        self._database = database
+        self._leases = leases
+
+    async def ask(self, asked: Sequence[Asked]) -> list[bool]:
+        """
+        Make the rows of requests that are published afterwards.
+
+        Returns:
+            For each request, True if the row is new; False if the id was used before.
+        """
+        now = self._database.now
+        rows = [_values(each) | {"is_asked": True, "endpoint": each.endpoint} for each in asked]
+        async with self._database.write() as connection:
+            made = await self._inserted(connection, rows, now)
+        return [each.key in made for each in asked]
+
+    async def claim(self, asked: Sequence[ClaimAsked], holder: str) -> list[Claim]:
+        """
+        Decide about messages under ids, whose keys must differ.
+
+        Args:
+            asked: The messages.
+            holder: Name of this grouper.
+        """
+        now = self._database.now
+        rows = [
+            _values(each)
+            | {"is_asked": False, "claimed_by": holder, "claimed_until": now + CLAIM_S}
+            for each in asked
+        ]
+        async with self._database.write() as connection:
+            made = await self._inserted(connection, rows, now)
+            others = sorted(each.key for each in asked if each.key not in made)
+            known = await self._locked(connection, others)
+            time = float((await connection.execute(select(now))).scalar_one())
+            claims = {key: Claim(outcome=ClaimOutcome.CLAIMED) for key in made}
+            joined, taken = [], []
+            for each in asked:
+                if each.key in made:
+                    continue
+                claim = _claim(each, known.get(each.key), holder, time)
+                claims[each.key] = claim
+                if claim.outcome is ClaimOutcome.CLAIMED:
+                    taken.append(each)
+                elif claim.outcome is ClaimOutcome.JOINED and each.reply_to is not None:
+                    joined.append(_waiter(each, each.reply_to))
+            for each in taken:
+                await connection.execute(
+                    update(requests)
+                    .where(_is(each.key))
+                    .values(
+                        claimed_by=holder,
+                        claimed_until=now + CLAIM_S,
+                        digest=each.digest,
+                        final=None,
+                        outcome=None,
+                        ended_at=None,
+                        grouped_at=None,
+                        expires_at=now + UNENDED_S,
+                    )
+                )
+            if joined:
+                await connection.execute(insert(waiters), joined)
+        return [claims[each.key] for each in asked]
+
+    async def mark_grouped(self, grouped: Sequence[Grouped]) -> list[None]:
+        """Note that queues have these requests: repeats of their ids wait for their finals."""
+        async with self._database.write() as connection:
+            for each in sorted(grouped, key=lambda one: one.key):
+                values = {"lane": each.lane, "expected_at": each.expected_at}
+                await connection.execute(
+                    update(requests)
+                    .where(_is(each.key))
+                    .values(
+                        grouped_at=func.coalesce(requests.c.grouped_at, self._database.now),
+                        **values,
+                    )
+                )
+        return [None] * len(grouped)
+
+    async def release(self, key: Key) -> None:
+        """Forget the claim of a request that was refused; a row that was asked stays."""
+        unclaimed = and_(_is(key), requests.c.grouped_at.is_(None), requests.c.final.is_(None))
+        async with self._database.write() as connection:
+            await connection.execute(
+                update(requests).where(unclaimed).values(claimed_by=None, claimed_until=None)
+            )
+            await connection.execute(
+                delete(requests).where(unclaimed, requests.c.is_asked.is_(False))
+            )
+
+    async def mark_started(self, started: Sequence[Started]) -> list[None]:
+        """Note that runs of these requests began."""
+        async with self._database.write() as connection:
+            for each in sorted(started, key=lambda one: one.key):
+                await connection.execute(
+                    update(requests)
+                    .where(_is(each.key), requests.c.final.is_(None))
+                    .values(
+                        instance_id=each.instance_id, started_at=each.at, runs=requests.c.runs + 1
+                    )
+                )
+        return [None] * len(started)
+
+    async def end(self, ended: Sequence[Ended]) -> list[Kept]:
+        """
+        Keep finals; the first one of a request counts.
+
+        Returns:
+            For each request, the final that counts, and the reply queues that wait for it.
+        """
+        keys = sorted({each.key for each in ended})
+        async with self._database.write() as connection:
+            rows = await self._locked(connection, keys)
+            finals = {key: row.final for key, row in rows.items()}
+            for each in ended:
+                row = rows.get(each.key)
+                if row is None or finals[each.key] is not None:
+                    continue
+                if row.grouped_at is None and not row.is_asked and each.outcome != "completed":
+                    continue  # a refusal: the same id may be asked again
+                finals[each.key] = each.final
+                await connection.execute(
+                    update(requests)
+                    .where(_is(each.key))
+                    .values(
+                        final=each.final,
+                        outcome=each.outcome,
+                        ended_at=each.at,
+                        expires_at=self._database.now + requests.c.kept_s,
+                    )
+                )
+            waiting = await self._waiting(connection, keys)
+        return [
+            Kept(final=finals.get(each.key), waiters=tuple(waiting.get(each.key, ())))
+            for each in ended
+        ]
+
+    async def forget_waiters(self, ids: Sequence[str]) -> None:
+        """Remove reply queues that have got their finals."""
+        async with self._database.write() as connection:
+            await connection.execute(delete(waiters).where(waiters.c.id.in_(ids)))
+
+    async def get(self, tenant: TenantId, request_id: RequestId) -> StoredRequest | None:
+        """The tenant's request; None also for another tenant's."""
+        query = select(requests).where(_is((tenant, request_id)), self._lives())
+        async with self._database.read() as connection:
+            row = (await connection.execute(query)).first()
+        return None if row is None else _request(row)
+
+    async def ended(
+        self, tenant: TenantId, request_ids: Iterable[RequestId]
+    ) -> dict[RequestId, bytes]:
+        """The finals of those requests that have ended."""
+        query = select(requests.c.id, requests.c.final).where(
+            requests.c.tenant == tenant,
+            requests.c.id.in_(list(request_ids)),
+            requests.c.final.is_not(None),
+        )
+        async with self._database.read() as connection:
+            rows = (await connection.execute(query)).all()
+        return {row.id: bytes(row.final) for row in rows}
+
+    async def remove(self, tenant: TenantId, request_ids: Iterable[RequestId]) -> None:
+        """Remove rows; a request that still runs goes on, and its final is not kept."""
+        ids = list(request_ids)
+        async with self._database.write() as connection:
+            await connection.execute(
+                delete(waiters).where(waiters.c.tenant == tenant, waiters.c.request_id.in_(ids))
+            )
+            await connection.execute(
+                delete(requests).where(requests.c.tenant == tenant, requests.c.id.in_(ids))
+            )
+
+    async def remove_expired(self, lease: Lease, *, limit: int) -> int:
+        """
+        Remove at most *limit* rows that have expired; return their number.
+
+        Raises:
+            StaleLeaseError: Another process holds the lease.
+        """
+        key = tuple_(requests.c.tenant, requests.c.id)
+        expired = (
+            select(requests.c.tenant, requests.c.id)
+            .where(requests.c.expires_at <= self._database.now)
+            .limit(limit)
+        )
+        async with self._leases.fenced(lease) as connection:
+            removed = await connection.execute(delete(requests).where(key.in_(expired)))
+        return removed.rowcount
+
+    async def _inserted(
+        self, connection: AsyncConnection, rows: list[dict[str, Any]], now: Any
+    ) -> set[Key]:
+        """Insert the rows whose keys are new; return these keys."""
+        made = set[Key]()
+        for row in sorted(rows, key=lambda each: (each["tenant"], each["id"])):
+            times = {"created_at": now, "expires_at": now + UNENDED_S, "runs": 0}
+            inserted = (
+                self._database.insert(requests)
+                .values(**row, **times)
+                .on_conflict_do_nothing()
+                .returning(requests.c.id)
+            )
+            if (await connection.execute(inserted)).first() is not None:
+                made.add((row["tenant"], row["id"]))
+        return made
+
+    async def _locked(
+        self, connection: AsyncConnection, keys: Sequence[Key]
+    ) -> dict[Key, Row[Any]]:
+        """The rows of *keys*, which no other transaction changes until the end of this one."""
+        if not keys:
+            return {}
+        query = (
+            select(requests)
+            .where(tuple_(requests.c.tenant, requests.c.id).in_(keys))
+            .order_by(requests.c.tenant, requests.c.id)
+            .with_for_update()
+        )
+        rows = (await connection.execute(query)).all()
+        return {(row.tenant, row.id): row for row in rows}
+
+    async def _waiting(
+        self, connection: AsyncConnection, keys: Sequence[Key]
+    ) -> dict[Key, list[Waiter]]:
+        query = select(waiters).where(tuple_(waiters.c.tenant, waiters.c.request_id).in_(keys))
+        found: dict[Key, list[Waiter]] = {}
+        for row in (await connection.execute(query)).all():
+            waiter = Waiter(id=row.id, reply_to=row.reply_to)
+            found.setdefault((row.tenant, row.request_id), []).append(waiter)
+        return found
+
+    def _lives(self) -> Any:
+        return requests.c.expires_at > self._database.now
+
+
+def _claim(asked: ClaimAsked, row: Row[Any] | None, holder: str, now: UnixTime) -> Claim:
+    """Decide about a message whose id had a row already; None if it was deleted since."""
+    if row is None:
+        return Claim(outcome=ClaimOutcome.BUSY)
+    if row.expires_at <= now:
+        return Claim(outcome=ClaimOutcome.CLAIMED)
+    if row.digest != asked.digest:
+        return Claim(outcome=ClaimOutcome.CONFLICT)
+    if row.final is not None:
+        return Claim(outcome=ClaimOutcome.ENDED, final=bytes(row.final))
+    if row.grouped_at is not None:
+        return Claim(outcome=ClaimOutcome.JOINED)
+    is_free = row.claimed_by in {None, holder} or row.claimed_until <= now
+    return Claim(outcome=ClaimOutcome.CLAIMED if is_free else ClaimOutcome.BUSY)
+
+
+def _values(asked: Asked | ClaimAsked) -> dict[str, Any]:
+    return {
+        "tenant": asked.tenant,
+        "id": asked.request_id,
+        "digest": asked.digest,
+        "model": asked.model,
+        "kept_s": asked.kept_s,
+    }
+
+
+def _waiter(asked: ClaimAsked, reply_to: str) -> dict[str, Any]:
+    return {
+        "id": uuid4().hex,
+        "tenant": asked.tenant,
+        "request_id": asked.request_id,
+        "reply_to": reply_to,
+    }
+
+
+def _is(key: Key) -> Any:
+    return and_(requests.c.tenant == key[0], requests.c.id == key[1])
+
+
+def _request(row: Row[Any]) -> StoredRequest:
+    return StoredRequest(**dict(row._mapping))  # noqa: SLF001 - a public name of SQLAlchemy
