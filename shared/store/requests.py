@@ -182,7 +182,12 @@ class RequestRows:
         """
         now = self._database.now
         rows = [_values(each) | {"is_asked": True, "endpoint": each.endpoint} for each in asked]
+        keys = sorted(each.key for each in asked)
+        expired = and_(
+            tuple_(requests.c.tenant, requests.c.id).in_(keys), requests.c.expires_at <= now
+        )
         async with self._database.write() as connection:
+            await connection.execute(delete(requests).where(expired))
             made = await self._inserted(connection, rows, now)
         return [each.key in made for each in asked]
 
