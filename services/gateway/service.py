@@ -38,7 +38,7 @@ from shared.producer.producer import Producer
 from shared.runtime.cli import Ports
 from shared.runtime.health import Health, serve_http
 from shared.runtime.tasks import every, poll_until
-from shared.store.store import Store, opened_store
+from shared.store.store import Store, opened_store, state_of
 from shared.tenants.keys import KeyWatch
 from shared.tenants.policies import follow_policies, open_policies
 
@@ -157,7 +157,7 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
                 ports.health.details = lambda: {
                     "models": instances.by_model(),
                     "registry": msgspec.to_builtins(watch.state),
-                    "store": _state_of(store),
+                    "store": state_of(store),
                     "tenants": msgspec.to_builtins(policies.state),
                     "keys": {"refused": "" if keys is None else keys.refused},
                 }
@@ -205,13 +205,6 @@ class FrontSteps:
 
     async def remove(self, model: ModelName) -> None:
         await self.front.remove(model)
-
-
-def _state_of(store: Store | None) -> str:
-    """State of the store, for /health; a gateway without it serves all but stored objects."""
-    if store is None:
-        return "none"
-    return store.problem or "ok"
 
 
 async def _keep(store: Store | None, settings: Settings, stop: asyncio.Event) -> None:

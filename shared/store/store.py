@@ -216,6 +216,13 @@ class Store:
         return marker
 
 
+def state_of(store: Store | None) -> str:
+    """State of the store, for /health: a service without it does all but stored work."""
+    if store is None:
+        return "none"
+    return store.problem or "ok"
+
+
 @asynccontextmanager
 async def opened_store(settings: StoreSettings) -> AsyncIterator[Store | None]:
     """
