@@ -18,6 +18,7 @@ from shared.contracts.base import (
     RequestId,
     RunId,
     Seconds,
+    TenantId,
     UnixTime,
 )
 from shared.contracts.telemetry import RegistryState
@@ -54,6 +55,17 @@ class RequestCancel(
 
     Ids do not authenticate: producers choose them, so two requests may have equal ids.
     """
+
+
+class StoredCancel(Message, frozen=True, kw_only=True, omit_defaults=True, tag="stored.cancel.v1"):
+    """
+    A gateway's command to cancel a request whose id the store knows, wherever the request is.
+
+    The sender has authenticated the tenant; producers have no permission for the routing key.
+    """
+
+    tenant: TenantId
+    request_id: RequestId
 
 
 class LaneNonempty(Message, frozen=True, kw_only=True, omit_defaults=True, tag="lane.nonempty.v1"):
@@ -247,6 +259,7 @@ LsoCommand = (
 Control = (
     RunStop
     | RequestCancel
+    | StoredCancel
     | LaneNonempty
     | QueuesRetiring
     | QueuesRetired

@@ -1,24 +1,53 @@
 """Requests of one producer that are in progress; passes replies to their generations without IO."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from cachetools import LRUCache
 
-from shared.contracts.base import RequestId
+from shared.contracts.base import RequestId, UnixTime
 from shared.contracts.control import StopReason
-from shared.contracts.requests import Reply, RunStarted, TokensEmitted
-from shared.producer.assembly import RequestAssembly
+from shared.contracts.errors import ContractError
+from shared.contracts.requests import (
+    Final,
+    Reply,
+    RequestCompleted,
+    RequestFailed,
+    RunStarted,
+    TokensEmitted,
+)
+from shared.producer.assembly import CANCELLED, RequestAssembly
 from shared.producer.effects import Diverged, Effect, Finished, NewTokens, SendStop
 from shared.producer.generation import Generation
 
 FINISHED_MEMORY = 65_536
+ID_CONFLICT = "id_conflict"
 StopOrder = tuple[RequestId, SendStop]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What was asked under an id that may be asked again."""
+
+    tenant: str | None
+    digest: str
+
+
+@dataclass(slots=True)
 class _Entry:
     assembly: RequestAssembly
-    generation: Generation
+    generation: Generation | None
+    """Access of the first caller, who gets the answer as it comes; None after that caller left."""
+    asked: Asked | None = None
+    """None if the id may not be asked again while the request is in progress."""
+    joined: list[Generation] = field(default_factory=list)
+    """Access of later callers, who get the whole answer with the final."""
+
+    def callers(self) -> Iterator[Generation]:
+        """Everyone who waits for the request."""
+        if self.generation is not None:
+            yield self.generation
+        yield from self.joined
 
 
 class Outstanding:
@@ -36,6 +65,11 @@ class Outstanding:
         """Requests with a held-back failure, on which `tick` decides."""
         self._finished: LRUCache[RequestId, StopReason] = LRUCache(FINISHED_MEMORY)
         """Id of a recently ended request -> reason with which its late runs are stopped."""
+        self._left: LRUCache[RequestId, Asked] = LRUCache(FINISHED_MEMORY)
+        """
+        Id of a request that goes on without callers -> what was asked. Its final may still come,
+        and must not answer another request under the same id.
+        """
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -47,15 +81,56 @@ class Outstanding:
     def request_ids(self) -> tuple[RequestId, ...]:
         return tuple(self._entries)
 
-    def add(self, generation: Generation, *, streaming: bool) -> None:
+    def add(self, generation: Generation, *, streaming: bool, asked: Asked | None = None) -> None:
         """Register the request of a generation, so that its replies are processed."""
         request_id = generation.request_id
         assembly = RequestAssembly(request_id, streaming=streaming, silence_s=self._silence_s)
-        self._entries[request_id] = _Entry(assembly, generation)
+        self._entries[request_id] = _Entry(assembly, generation, asked)
+        self._left.pop(request_id, None)
+
+    def join(self, generation: Generation, asked: Asked) -> bool:
+        """
+        Let a generation wait for a request in progress.
+
+        Returns:
+            False if no request with this id is in progress.
+
+        Raises:
+            ContractError: The request in progress with this id is another one.
+        """
+        request_id = generation.request_id
+        entry = self._entries.get(request_id)
+        known = self._left.get(request_id) if entry is None else entry.asked
+        if known != asked and (entry is not None or known is not None):
+            raise ContractError(
+                f"another request with the id {request_id} is in progress",
+                code=ID_CONFLICT,
+                param="id",
+                status=409,
+            )
+        if entry is not None:
+            entry.joined.append(generation)
+        return entry is not None
+
+    def leave(self, generation: Generation, now: UnixTime) -> None:
+        """End a request for one of its callers; it goes on in the mesh."""
+        entry = self._entries.get(generation.request_id)
+        if entry is None:
+            return
+        if entry.generation is generation:
+            entry.generation = None
+        elif generation in entry.joined:
+            entry.joined.remove(generation)
+        else:
+            return
+        generation.finish(_cancelled(generation.request_id, now))
+        if next(entry.callers(), None) is None:
+            self._drop(entry)
 
     def forget(self, request_id: RequestId) -> None:
         """Drop a request that has not reached the mesh."""
         self._entries.pop(request_id, None)
+        self._left.pop(request_id, None)
 
     def observe(self, reply: Reply, now: float) -> list[StopOrder]:
         """
@@ -75,12 +150,22 @@ class Outstanding:
         return self._late(reply)
 
     def cancel(self, request_id: RequestId, now: float) -> bool:
-        """End a request for its consumer; return whether it was in progress."""
+        """
+        End a request for its callers.
+
+        Returns:
+            True if it was in progress and is to be cancelled in the mesh, too; a request whose id
+            may be asked again goes on.
+        """
         entry = self._entries.get(request_id)
         if entry is None:
             return False
-        self._apply(entry, entry.assembly.cancel(now))
-        return True
+        if entry.asked is None:
+            self._apply(entry, entry.assembly.cancel(now))
+            return True
+        for generation in tuple(entry.callers()):
+            self.leave(generation, now)
+        return False
 
     def tick(self, now: float) -> None:
         """Evaluate held-back failures again; called about once a second."""
@@ -90,6 +175,8 @@ class Outstanding:
 
     def _late(self, reply: Reply) -> list[StopOrder]:
         """Stop a run that starts after the end of its request; ignore unknown requests."""
+        if isinstance(reply, RequestCompleted | RequestFailed):
+            self._left.pop(reply.request_id, None)
         if not isinstance(reply, RunStarted):
             return []
         reason = self._finished.get(reply.request_id)
@@ -103,9 +190,9 @@ class Outstanding:
         orders: list[StopOrder] = []
         for effect in effects:
             match effect:
-                case NewTokens():
+                case NewTokens() if entry.generation is not None:
                     entry.generation.append(effect)
-                case Diverged():
+                case Diverged() if entry.generation is not None:
                     entry.generation.diverge()
                 case SendStop():
                     orders.append((request_id, effect))
@@ -116,8 +203,34 @@ class Outstanding:
         return orders
 
     def _finish(self, entry: _Entry, finished: Finished) -> None:
+        request_id, final = entry.assembly.request_id, finished.final
+        self._entries.pop(request_id)
+        self._failing.discard(request_id)
+        if entry.asked is None or isinstance(final, RequestCompleted):
+            # A failure may be about another message with the same id, whose request goes on.
+            self._finished[request_id] = entry.assembly.finished or StopReason.COMPLETED
+        if entry.generation is not None:
+            entry.generation.finish(final)
+        for generation in entry.joined:
+            for part in _whole(final):
+                generation.append(part)
+            generation.finish(final)
+
+    def _drop(self, entry: _Entry) -> None:
+        """Drop a request that goes on without callers."""
         request_id = entry.assembly.request_id
         del self._entries[request_id]
         self._failing.discard(request_id)
-        self._finished[request_id] = entry.assembly.finished or StopReason.COMPLETED
-        entry.generation.finish(finished.final)
+        if entry.asked is not None:
+            self._left[request_id] = entry.asked
+
+
+def _cancelled(request_id: RequestId, now: UnixTime) -> RequestFailed:
+    return RequestFailed(request_id=request_id, error=CANCELLED, at=now)
+
+
+def _whole(final: Final) -> list[NewTokens]:
+    """The answers of a final, each as one part."""
+    assembly = RequestAssembly(final.request_id, streaming=False)
+    effects = assembly.observe(final, 0.0)
+    return [effect for effect in effects if isinstance(effect, NewTokens)]

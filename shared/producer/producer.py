@@ -1,6 +1,7 @@
 """Producer: publishes requests to the global queues and receives their replies."""
 
 import asyncio
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 from uuid import uuid4
@@ -9,23 +10,29 @@ import msgspec
 import structlog
 
 from shared.broker import topology
-from shared.broker.protocol import Broker, OutMessage, PublishOutcome
+from shared.broker.protocol import Broker, HeaderValue, OutMessage, PublishOutcome
 from shared.broker.retry import publish_until_confirmed
 from shared.broker.tasks import OwnedTasks
-from shared.contracts.base import RequestId, encode, tag_of
-from shared.contracts.control import RequestCancel
+from shared.contracts.base import RequestId, TenantId, encode, tag_of
+from shared.contracts.control import RequestCancel, StoredCancel
 from shared.contracts.errors import (
     BrokerConflictError,
     BrokerUnavailableError,
     CapacityError,
     ContractError,
+    MeshError,
     TransientError,
 )
-from shared.contracts.ingress import CallRequest, InferenceRequest
+from shared.contracts.ingress import (
+    DIGEST_HEADER,
+    IDEMPOTENT_HEADER,
+    CallRequest,
+    InferenceRequest,
+)
 from shared.contracts.qos import QosClass, Slo
 from shared.contracts.requests import ReplyMode
 from shared.producer.generation import Generation
-from shared.producer.outstanding import Outstanding
+from shared.producer.outstanding import Asked, Outstanding
 from shared.producer.replies import ReplyReader
 from shared.runtime.clock import Clock
 
@@ -36,6 +43,10 @@ REQUEST_KIND = "inference.request.v1"
 TRACEPARENT_HEADER = "traceparent"
 FULL_RETRY_AFTER_S = 5.0
 Request = InferenceRequest | CallRequest
+
+
+class _UnroutableError(BrokerUnavailableError):
+    """There are no global queues, so the broker has not kept the message."""
 
 
 def routing_key(body: Request) -> str:
@@ -87,6 +98,8 @@ class Producer:
         self._outstanding = Outstanding(silence_s=silence_s)
         self._replies = ReplyReader(broker, self._outstanding, clock=clock, queue=self.reply_queue)
         self._tasks = OwnedTasks()
+        self._publishing: dict[RequestId, asyncio.Task[MeshError | None]] = {}
+        """Publishes in progress of requests whose ids may be asked again."""
 
     async def __aenter__(self) -> Self:
         """
@@ -108,7 +121,7 @@ class Producer:
         Stop the producer. Outstanding requests end as cancelled for their consumers.
 
         The requests are also cancelled in the mesh, unless the caller passed a reply queue, which
-        can still receive their finals.
+        can still receive their finals, or they have a digest, so that they can be asked again.
         """
         for request_id in self._outstanding.request_ids:
             if self._keep_queue:
@@ -130,7 +143,12 @@ class Producer:
         return len(self._outstanding)
 
     async def submit(
-        self, body: Request, *, reply: ReplyMode, traceparent: str | None = None
+        self,
+        body: Request,
+        *,
+        reply: ReplyMode,
+        traceparent: str | None = None,
+        digest: str | None = None,
     ) -> Generation:
         """
         Publish a request durably, and receive its replies.
@@ -142,14 +160,20 @@ class Producer:
             body: Request body; a missing `id` or `arrived_at` is added.
             reply: Whether replies contain tokens as they are generated, or only the final.
             traceparent: W3C trace context that is sent with the request.
+            digest: Digest of what is asked, if the same request may be asked again under its id,
+                here or at another producer. Only the first message makes a request of the mesh; the
+                others get its final. Such a request goes on when its consumer leaves.
 
         Raises:
-            ContractError: A request with this id is already in progress.
+            ContractError: A request with this id is already in progress, and there is no digest
+                (`duplicate_request`) or another one (`id_conflict`).
             CapacityError: The global queue is full.
-            BrokerUnavailableError: The broker did not confirm the publish in time. If the request
-                has arrived nevertheless, its runs are stopped.
+            BrokerUnavailableError: The broker did not confirm the publish in time. If a request
+                without a digest has arrived nevertheless, its runs are stopped.
         """
         request_id = RequestId(body.id or f"req-{uuid4().hex}")
+        if digest is not None:
+            return await self._submit_again(body, request_id, reply, traceparent, digest)
         if request_id in self._outstanding:
             raise ContractError(
                 f"request {request_id} is already in progress",
@@ -160,37 +184,161 @@ class Producer:
         streaming = reply is ReplyMode.STREAM
         generation = Generation(request_id, cancel=self._cancel)
         self._outstanding.add(generation, streaming=streaming)
+        message = self._message(body, request_id, reply, self._headers(traceparent))
         try:
-            outcome = await publish_until_confirmed(
-                self._broker,
-                topology.REQUESTS,
-                routing_key(body),
-                self._message(body, request_id, reply, traceparent),
-                give_up_after_s=self._give_up_after_s,
-            )
+            await self._publish(body, replace(message, reply_to=self.reply_queue))
+        except (CapacityError, _UnroutableError):
+            self._outstanding.forget(request_id)
+            raise
         except BaseException:
             # The request may have reached the mesh, but its consumer no longer waits, so cancel it.
             self._give_up(request_id)
             raise
+        return generation
+
+    async def publish_stored(
+        self, body: Request, *, digest: str, traceparent: str | None = None
+    ) -> None:
+        """
+        Publish a request whose final only the store gets, durably.
+
+        Publishing it again is harmless: what was published before under the same id goes on.
+
+        Args:
+            body: Request body with an id and a tenant.
+            digest: Digest of what is asked.
+            traceparent: W3C trace context that is sent with the request.
+
+        Raises:
+            CapacityError: The global queue is full.
+            BrokerUnavailableError: The broker did not confirm the publish in time; the request may
+                have arrived nevertheless.
+            ValueError: The body has no id or no tenant.
+        """
+        if not body.id or not body.tenant:
+            raise ValueError("the store finds requests by tenant and id: both must be set")
+        headers = self._headers(traceparent, digest)
+        message = self._message(body, RequestId(body.id), ReplyMode.FINAL, headers)
+        await self._publish(body, message)
+
+    async def cancel_stored(self, tenant: TenantId, request_id: RequestId) -> None:
+        """
+        Cancel a request that the store knows, wherever it is.
+
+        Raises:
+            BrokerUnavailableError: The broker did not confirm the command in time, or no planner
+                receives it.
+        """
+        command = StoredCancel(tenant=tenant, request_id=request_id)
+        message = OutMessage(
+            body=encode(command),
+            kind=tag_of(StoredCancel),
+            persistent=False,
+            user_id=self._user_id,
+        )
+        outcome = await publish_until_confirmed(
+            self._broker,
+            topology.CONTROL,
+            topology.COMMAND_CANCEL,
+            message,
+            give_up_after_s=self._give_up_after_s,
+        )
+        if outcome is not PublishOutcome.CONFIRMED:
+            raise BrokerUnavailableError(
+                f"no planner has received the cancellation of {request_id}"
+            )
+
+    async def _submit_again(
+        self,
+        body: Request,
+        request_id: RequestId,
+        reply: ReplyMode,
+        traceparent: str | None,
+        digest: str,
+    ) -> Generation:
+        """Submit a request that may have been submitted before under its id."""
+        asked = Asked(tenant=body.tenant, digest=digest)
+
+        async def leave(_request_id: RequestId) -> None:
+            self._outstanding.leave(generation, self._clock.now())
+
+        generation = Generation(request_id, cancel=leave)
+        if not self._outstanding.join(generation, asked):
+            streaming = reply is ReplyMode.STREAM
+            self._outstanding.add(generation, streaming=streaming, asked=asked)
+            if request_id not in self._publishing:
+                headers = self._headers(traceparent, digest)
+                message = self._message(body, request_id, reply, headers)
+                self._publishing[request_id] = self._tasks.spawn(
+                    self._publish_for_all(body, replace(message, reply_to=self.reply_queue)),
+                    name=f"publish {request_id}",
+                )
+        if (publishing := self._publishing.get(request_id)) is not None:
+            try:
+                # A caller that leaves does not stop the publish, which others may wait for.
+                error = await asyncio.shield(publishing)
+            except asyncio.CancelledError:
+                self._outstanding.leave(generation, self._clock.now())
+                raise
+            if error is not None:
+                raise error
+        return generation
+
+    async def _publish_for_all(self, body: Request, message: OutMessage) -> MeshError | None:
+        """Publish a request for all who ask it meanwhile; return the error that they all get."""
+        request_id = RequestId(message.message_id or "")
+        try:
+            await self._publish(body, message)
+        except MeshError as error:
+            self._outstanding.forget(request_id)
+            return error
+        finally:
+            del self._publishing[request_id]
+        return None
+
+    async def _publish(self, body: Request, message: OutMessage) -> None:
+        """
+        Publish a message to the global queue of *body*.
+
+        Raises:
+            CapacityError: The queue is full.
+            BrokerUnavailableError: The broker did not confirm the publish in time.
+        """
+        outcome = await publish_until_confirmed(
+            self._broker,
+            topology.REQUESTS,
+            routing_key(body),
+            message,
+            give_up_after_s=self._give_up_after_s,
+        )
         match outcome:
             case PublishOutcome.CONFIRMED:
-                return generation
+                return
             case PublishOutcome.REFUSED:
-                self._outstanding.forget(request_id)
                 raise CapacityError("the global queue is full", retry_after_s=FULL_RETRY_AFTER_S)
             case PublishOutcome.UNROUTABLE:
-                self._outstanding.forget(request_id)
-                raise BrokerUnavailableError(
+                raise _UnroutableError(
                     "the global queues do not exist; has a planner been started?"
                 )
+
+    def _headers(
+        self, traceparent: str | None, digest: str | None = None
+    ) -> dict[str, HeaderValue]:
+        headers: dict[str, HeaderValue] = {}
+        if traceparent:
+            headers[TRACEPARENT_HEADER] = traceparent
+        if digest is not None:
+            headers |= {IDEMPOTENT_HEADER: True, DIGEST_HEADER: digest}
+        return headers
 
     def _message(
         self,
         body: Request,
         request_id: RequestId,
         reply: ReplyMode,
-        traceparent: str | None,
+        headers: dict[str, HeaderValue],
     ) -> OutMessage:
+        """The message of a request, without a reply queue."""
         # Time in the global queue counts as waiting; services downstream cannot measure it.
         arrived_at = self._clock.now() if body.arrived_at is None else body.arrived_at
         stamped = msgspec.structs.replace(body, id=request_id, reply=reply, arrived_at=arrived_at)
@@ -199,8 +347,7 @@ class Producer:
             kind=REQUEST_KIND,
             message_id=request_id,
             correlation_id=request_id,
-            reply_to=self.reply_queue,
-            headers={TRACEPARENT_HEADER: traceparent} if traceparent else {},
+            headers=headers,
             user_id=self._user_id,
         )
 

@@ -23,6 +23,7 @@ from shared.contracts.control import (
     RunStop,
     SnapshotRequested,
     StopReason,
+    StoredCancel,
 )
 from tests.contract.messages.examples.lanes import LANE
 
@@ -30,6 +31,7 @@ EXAMPLES: tuple[Message, ...] = (
     RunStop(request_id="r1", run_id="run1", reason=StopReason.DUPLICATE),
     GatewayModels(gateway="gateway-1", digests={"tiny-llama": "0123456789abcdef"}),
     RequestCancel(request_id="r1", reply_to="reply.p1"),
+    StoredCancel(tenant="acme", request_id="r1"),
     LaneNonempty(queue=LANE),
     QueuesRetiring(queues=(LANE,)),
     QueuesRetired(deleted=(LANE,), kept=("relegated.tiny",)),
