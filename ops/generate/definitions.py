@@ -53,7 +53,7 @@ def _one_of(*patterns: str, names: Iterable[str] = ()) -> str:
 
 
 _CANCELS = r"^(?:all\.cancel|instance\..*)$"
-_OF_GATEWAY = r"^(?:all\.(?:cancel|gateways)|instance\..*|usage\.asked)$"
+_OF_GATEWAY = r"^(?:all\.(?:cancel|gateways)|command\.cancel|instance\..*|usage\.asked)$"
 _GATEWAY_PRIVATE = r"(?:gateway|tail|show|answer)[.-].*"
 _PLANNER_PRIVATE = r"(?:grouper|leader|planner|show)[.-].*"
 _ESTIMATOR_PRIVATE = r"(?:estimator|show)[.-].*"

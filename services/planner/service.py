@@ -48,7 +48,13 @@ from shared.runtime.stall_detector import PERIOD_S as ATTENTION_PERIOD_S
 from shared.runtime.tasks import every
 from shared.store.settings import StoreSettings
 from shared.store.store import Store, opened_store, state_of
-from shared.tenants.policies import Policies, PolicyFile, follow_policies, open_policies
+from shared.tenants.policies import (
+    Policies,
+    WatchedPolicies,
+    check_policies,
+    follow_policies,
+    open_policies,
+)
 from solver.planning.review import ReviewOptions
 from solver.prediction.lengths.prompt_lengths import PromptLengths
 from solver.routing.shares import TenantShares
@@ -73,7 +79,7 @@ def check(settings: Settings) -> None:
         SettingsError: A policy is unknown, and the message lists the known ones; or the file of
             tenants cannot be read or is invalid.
     """
-    open_policies(settings.tenants)
+    check_policies(settings.tenants)
     if settings.leader.policy not in PLAN_POLICIES:
         known = ", ".join(PLAN_POLICIES)
         raise SettingsError(
@@ -98,8 +104,11 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
         store = await stack.enter_async_context(opened_store(settings))
         broker = await stack.enter_async_context(ports.open_broker(f"headway-{name}"))
         await declare_topology(broker)
+        # A leader needs no policies.
+        place = ports.settings.tenants if is_grouper else None
+        policies = await open_policies(place, store, kept_s=settings.documents_kept_s)
         async with asyncio.TaskGroup() as tasks:
-            planner = _Planner(ports, broker, store, registry, name, tasks, stack, stop)
+            planner = _Planner(ports, broker, store, registry, policies, name, tasks, stack, stop)
             if is_grouper:
                 await planner.start_grouper()
             if "leader" in ports.settings.roles:
@@ -120,6 +129,7 @@ class _Planner:
         broker: Broker,
         store: Store | None,
         registry: ModelRegistry,
+        policies: WatchedPolicies | Policies,
         name: str,
         tasks: asyncio.TaskGroup,
         stack: AsyncExitStack,
@@ -130,7 +140,7 @@ class _Planner:
         self._tasks, self._stack, self._stop = tasks, stack, stop
         self._incarnation = secrets.token_hex(6)
         self._queues = WorkQueues(broker, source_name(name, self._incarnation))
-        self.policies: PolicyFile | Policies = open_policies(ports.settings.tenants)
+        self.policies = policies
 
     async def follow_registry(self) -> None:
         """Follow the registry file until the stop."""
