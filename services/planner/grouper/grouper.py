@@ -6,7 +6,7 @@ them.
 import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 
 import msgspec
@@ -474,8 +474,9 @@ class Grouper:
     async def _send_to_store(self, delivery: Delivery, failed: RequestFailed) -> None:
         """Send a failure to the store, if it may have to keep the final of the request."""
         if delivery.queue == topology.HELD:
-            request = _decode_queued(delivery.body)
-            await publish_final(self._broker, failed, reply_to=None, stored_for=stored_for(request))
+            with suppress(ContractError):  # not a request: the store knows nothing of it
+                tenant = stored_for(_decode_queued(delivery.body))
+                await publish_final(self._broker, failed, reply_to=None, stored_for=tenant)
         elif (tenant := self._intake.stored_tenant(delivery)) is not None:
             await publish_final(
                 self._broker,
