@@ -360,7 +360,8 @@ def control_keys(instance_id: str | None = None) -> tuple[str, ...]:
     """Routing keys on `headway.control` to which a service binds its queue."""
     if instance_id is None:
         return ("all.#",)
-    return ("all.#", control_instance(instance_id), command_instance(instance_id))
+    of_instance = control_instance(instance_id), command_instance(instance_id)
+    return ("all.#", COMMAND_CANCEL, *of_instance)
 
 
 CONTROL_LANE = "all.lane"
