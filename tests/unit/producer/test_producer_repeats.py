@@ -74,6 +74,8 @@ async def test_stored_request_is_cancelled_by_tenant_and_id():
 
 async def test_cancellation_that_nobody_receives_is_an_error():
     async with rig() as it:
+        await it.far.delete_queue("control")
+
         with pytest.raises(BrokerUnavailableError):
             await it.producer.cancel_stored(TenantId("acme"), RequestId(REQUEST))
 
