@@ -12,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.contracts.errors import (
+    ContractError,
     MeshError,
     SettingsError,
     StoreSchemaError,
@@ -28,6 +29,7 @@ from shared.store.migrating import check_schema
 from shared.store.requests import RequestRows
 from shared.store.schema import leases, schema_info
 from shared.store.settings import StoreSettings
+from shared.store.work.batches import BatchRows
 
 log = structlog.get_logger()
 
@@ -67,6 +69,7 @@ class Store:
         self.files = FileRows(self.database, self.leases)
         self.documents = DocumentRows(self.database)
         self.requests = RequestRows(self.database, self.leases)
+        self.batches = BatchRows(self.database, self.leases)
         self.bodies = Bodies(location.files, timeout_s=settings.timeout_s * BODY_TIMEOUT_FACTOR)
         self.problem: str | None = "the store has not been checked yet"
         """Why the store cannot be used now; None if it can."""
@@ -216,6 +219,24 @@ class Store:
         query = select(schema_info.c.files_marker)
         marker: str | None = (await connection.execute(query)).scalar_one()
         return marker
+
+
+def usable(store: Store | None) -> Store:
+    """
+    The store of a gateway, for stored objects.
+
+    Raises:
+        ContractError: The gateway has none (status 501).
+        StoreUnavailableError: It cannot be used now.
+    """
+    if store is None:
+        raise ContractError(
+            "this gateway has no store: set store.data_dir, or store.url and store.files",
+            code="store_not_configured",
+            status=501,
+        )
+    store.require()
+    return store
 
 
 def state_of(store: Store | None) -> str:

@@ -25,7 +25,7 @@ from shared.store.bodies import BodyWriter, MissingBodyError
 from shared.store.files import StoredFile, Totals
 from shared.store.ids import is_file_id, new_file_id
 from shared.store.settings import StoreSettings
-from shared.store.store import Store
+from shared.store.store import Store, usable
 from solver.storage.quota import Excess, Use, excess
 from solver.storage.retention import expires_at
 
@@ -129,10 +129,17 @@ class Files:
         Delete the tenant's file. After a crash in the middle, the sweep removes the body.
 
         Raises:
-            ContractError: The tenant has no such file (status 404).
+            ContractError: The tenant has no such file (status 404), or a batch reads it (409).
             StoreUnavailableError: The store cannot be used now.
         """
         store = self._usable()
+        if await store.batches.reads(tenant, file_id):
+            raise ContractError(
+                f"a batch reads file {file_id}: delete it when the batch has ended",
+                code="file_in_use",
+                param="file_id",
+                status=409,
+            )
         file = await store.files.remove(tenant, file_id) if is_file_id(file_id) else None
         if file is None:
             raise _not_found(file_id)
@@ -211,14 +218,7 @@ class Files:
         return filename, parse_fields(fields)
 
     def _usable(self) -> Store:
-        if self._store is None:
-            raise ContractError(
-                "this gateway has no store: set store.data_dir, or store.url and store.files",
-                code="store_not_configured",
-                status=501,
-            )
-        self._store.require()
-        return self._store
+        return usable(self._store)
 
     @contextmanager
     def _slot(self) -> Iterator[None]:

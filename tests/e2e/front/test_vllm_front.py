@@ -13,6 +13,7 @@ import openai
 import pytest
 import pytest_asyncio
 
+from services.gateway.batches.openapi import batch_paths
 from services.gateway.door import REFUSED_HEADERS, ROUTES
 from services.gateway.files.openapi import file_paths
 from services.mesh.processes import ProcessMesh
@@ -306,7 +307,8 @@ async def test_openapi_document_has_the_open_routes_and_the_meshs_fields(http: h
     schemas = document["components"]["schemas"]
     references = set(re.findall(r"#/components/schemas/([^\"]+)", json.dumps(document)))
 
-    assert document["paths"].keys() == ROUTES.keys() | file_paths()[0].keys()
+    own = file_paths()[0].keys() | batch_paths()[0].keys()
+    assert document["paths"].keys() == ROUTES.keys() | own
     assert references == schemas.keys()
     for body in ("ChatCompletionRequest", "CompletionRequest", "ResponsesRequest"):
         assert schemas[body]["properties"].keys() >= {"slo", "expires_at", "on_late"}
