@@ -23,6 +23,7 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.opening import Opening
 from services.gateway.rate_limits import RateLimits, limits_followed
 from services.gateway.reporting import Reporter
+from services.gateway.requests.application import RequestsResource
 from services.gateway.resources import WithResources
 from services.gateway.settings import Settings
 from services.gateway.state import Gateway
@@ -151,7 +152,11 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
                 ),
                 open_front(gateway, ports.health) as front,
             ):
-                resources = (FilesResource(gateway), BatchesResource(gateway))
+                resources = (
+                    FilesResource(gateway),
+                    RequestsResource(gateway),
+                    BatchesResource(gateway),
+                )
                 opening.application = WithResources(gateway, resources, front.application)
                 log.info("service.started", host=settings.host, port=settings.port)
                 ports.health.started()

@@ -17,6 +17,7 @@ from services.planner.grouper.expiry import Expiry
 from services.planner.grouper.grouper import Grouper
 from services.planner.grouper.intake import Intake
 from services.planner.grouper.stored.claims import Claims
+from services.planner.grouper.stored.questions import Questions
 from services.planner.grouper.stored.replies import StoredReplies
 from services.planner.grouper.tenants import DEMAND_PERIOD_S, TenantGate
 from services.planner.grouper.watched_ends import WatchedEnds
@@ -67,6 +68,7 @@ DISPATCH_PERIOD_S = 0.01
 EXPIRY_PERIOD_S = 0.05
 DEAD_LETTERS_AT_ONCE = 64
 STORED_REPLIES_AT_ONCE = 256
+QUESTIONS_AT_ONCE = 16
 CLAIMS_PERIOD_S = 0.5
 TICK_PERIOD_S = 1.0
 
@@ -236,6 +238,8 @@ class _Planner:
             topology.DEAD_LETTER_REPLIES, dead_letter_replies.on_dead_letter, DEAD_LETTERS_AT_ONCE
         )
         await self._consume(topology.HELD, grouper.on_held, settings.rest_prefetch)
+        questions = Questions(broker=broker, store=store, settings=settings)
+        await self._consume(topology.QUESTIONS, questions.on_question, QUESTIONS_AT_ONCE)
         if store is not None:
             await self._start_store(store, claims)
         self._repeat("grouper.report", settings.report_period_s, grouper.report)

@@ -226,7 +226,7 @@ class Producer:
         Cancel a request that the store knows, wherever it is.
 
         Raises:
-            BrokerUnavailableError: The broker did not confirm the command in time, or no planner
+            BrokerUnavailableError: The broker did not confirm the command in time, or no instance
                 receives it.
         """
         command = StoredCancel(tenant=tenant, request_id=request_id)
@@ -245,7 +245,7 @@ class Producer:
         )
         if outcome is not PublishOutcome.CONFIRMED:
             raise BrokerUnavailableError(
-                f"no planner has received the cancellation of {request_id}"
+                f"no instance has received the cancellation of {request_id}"
             )
 
     async def _submit_again(

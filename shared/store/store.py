@@ -12,7 +12,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.contracts.errors import (
-    ContractError,
     MeshError,
     SettingsError,
     StoreSchemaError,
@@ -219,24 +218,6 @@ class Store:
         query = select(schema_info.c.files_marker)
         marker: str | None = (await connection.execute(query)).scalar_one()
         return marker
-
-
-def usable(store: Store | None) -> Store:
-    """
-    The store of a gateway, for stored objects.
-
-    Raises:
-        ContractError: The gateway has none (status 501).
-        StoreUnavailableError: It cannot be used now.
-    """
-    if store is None:
-        raise ContractError(
-            "this gateway has no store: set store.data_dir, or store.url and store.files",
-            code="store_not_configured",
-            status=501,
-        )
-    store.require()
-    return store
 
 
 def state_of(store: Store | None) -> str:

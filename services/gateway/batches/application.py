@@ -20,7 +20,7 @@ from shared.contracts.errors import ContractError
 from shared.contracts.tenants.keys import Scope
 from shared.store.files import LOST, StoredFile
 from shared.store.ids import is_batch_id, new_batch_id
-from shared.store.store import Store, usable
+from shared.store.store import Store
 from shared.store.work.batches import BatchStatus, StoredBatch
 
 log = structlog.get_logger()
@@ -43,7 +43,7 @@ class BatchesResource:
 
     def __init__(self, gateway: Gateway) -> None:
         self._settings = gateway.settings
-        self._gateway_store = gateway.store
+        self._gateway = gateway
         self.routes: Routes = {
             "": {"GET": self._list, "POST": self._create},
             "{id}": {"GET": self._get},
@@ -152,7 +152,7 @@ class BatchesResource:
         return read
 
     def _store(self) -> Store:
-        return usable(self._gateway_store)
+        return self._gateway.usable_store()
 
 
 def _not_found(batch_id: str) -> ContractError:

@@ -14,6 +14,7 @@ from services.gateway.files.objects import (
     UploadFields,
     parse_fields,
 )
+from services.gateway.state import usable
 from shared.contracts.base import TenantId
 from shared.contracts.errors import (
     CapacityError,
@@ -25,7 +26,7 @@ from shared.store.bodies import BodyWriter, MissingBodyError
 from shared.store.files import StoredFile, Totals
 from shared.store.ids import is_file_id, new_file_id
 from shared.store.settings import StoreSettings
-from shared.store.store import Store, usable
+from shared.store.store import Store
 from solver.storage.quota import Excess, Use, excess
 from solver.storage.retention import expires_at
 

@@ -7,6 +7,7 @@ import msgspec
 
 from services.gateway.batches.openapi import batch_paths
 from services.gateway.files.openapi import file_paths
+from services.gateway.requests.openapi import request_paths, with_repeats
 from shared.api.calls import OWN_FIELDS, REFUSED_FIELDS, CallBody
 
 Document = dict[str, Any]
@@ -15,8 +16,8 @@ _PREFIX = "#/components/schemas/"
 
 def openapi_document(applications: Iterable[Any], routes: Iterable[str]) -> Document:
     """
-    OpenAPI document of the open *routes* of vLLM's *applications*, at least one, of files and
-    of batches.
+    OpenAPI document of the open *routes* of vLLM's *applications*, at least one, and of stored
+    objects.
 
     Bodies have the mesh's own fields, and lack those that the front refuses.
     """
@@ -25,11 +26,13 @@ def openapi_document(applications: Iterable[Any], routes: Iterable[str]) -> Docu
     (body,), own = msgspec.json.schema_components((CallBody,), ref_template=_PREFIX + "{name}")
     fields = own.pop(body["$ref"].removeprefix(_PREFIX))["properties"]
     schemas: Document = full["components"]["schemas"] | own
+    stored = (file_paths(), request_paths(), batch_paths())
     for name in filter(None, {_body_schema(path) for path in paths.values()}):
         schemas[name] = _with_own_fields(schemas[name], {key: fields[key] for key in OWN_FIELDS})
-    for own_paths, own_schemas in (file_paths(), batch_paths()):
-        paths |= own_paths
-        schemas |= own_schemas
+    paths = {path: with_repeats(path, operations) for path, operations in paths.items()}
+    for paths_of_kind, schemas_of_kind in stored:
+        paths |= paths_of_kind
+        schemas |= schemas_of_kind
     used = _referenced(paths, schemas)
     return {
         "openapi": full["openapi"],

@@ -111,16 +111,16 @@ def codes(lines: list[Any]) -> list[str]:
 
 
 async def test_a_batch_has_a_result_for_each_line_in_order(mesh: ScriptedMesh, ports: BatchPorts):
-    batch = await submitted(mesh.store, b"".join(map(a_line, range(200))))
+    batch = await submitted(mesh.store, b"".join(map(a_line, range(80))))
     async with running(ports):
         found = await ended(mesh.store, batch)
     output, errors = await results(mesh.store, found)
 
     assert found.status is BatchStatus.COMPLETED
-    assert (found.num_lines, found.num_completed, found.num_failed) == (200, 200, 0)
-    assert custom_ids(output) == [f"c{number}" for number in range(200)]
+    assert (found.num_lines, found.num_completed, found.num_failed) == (80, 80, 0)
+    assert custom_ids(output) == [f"c{number}" for number in range(80)]
     assert [line["response"]["body"]["choices"][0]["message"]["content"] for line in output] == [
-        f"text {number}" for number in range(200)
+        f"text {number}" for number in range(80)
     ]
     assert (errors, found.error_file_id) == ([], None)
     assert set(mesh.published.values()) == {1}
@@ -325,7 +325,7 @@ async def test_takeovers_at_any_time_lose_and_repeat_nothing(
         return failed(body) if line % 10 == 5 else completed(body)
 
     mesh.script = script
-    batch = await submitted(mesh.store, b"".join(map(a_line, range(400))))
+    batch = await submitted(mesh.store, b"".join(map(a_line, range(200))))
     cut, next_cut = asyncio.Event(), 10
 
     def on_publish(total: int) -> None:
@@ -341,7 +341,7 @@ async def test_takeovers_at_any_time_lose_and_repeat_nothing(
         await asyncio.wait([waiting], timeout=10.0)
         waiting.cancel()
         cut.clear()
-        next_cut = mesh.published.total() + 70
+        next_cut = mesh.published.total() + 30
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await following
@@ -350,9 +350,9 @@ async def test_takeovers_at_any_time_lose_and_repeat_nothing(
     output, errors = await results(mesh.store, found)
 
     assert found.status is BatchStatus.COMPLETED
-    assert sorted(custom_ids(output) + custom_ids(errors)) == sorted(f"c{n}" for n in range(400))
-    assert custom_ids(errors) == [f"c{number}" for number in range(400) if number % 10 == 5]
-    assert (found.num_completed, found.num_failed) == (360, 40)
+    assert sorted(custom_ids(output) + custom_ids(errors)) == sorted(f"c{n}" for n in range(200))
+    assert custom_ids(errors) == [f"c{number}" for number in range(200) if number % 10 == 5]
+    assert (found.num_completed, found.num_failed) == (180, 20)
 
 
 async def test_a_runner_without_its_lease_leaves_the_batch_to_another(
