@@ -16,6 +16,7 @@ from services.mesh.processes import ProcessMesh
 from shared.store.migrating import migrate
 from tests.brokers import release_of
 from tests.e2e.meshes import LLAMA, mesh_spec
+from tests.postgres import PrivatePostgres
 from tests.stores import place, settings_of
 
 pytestmark = pytest.mark.rabbitmq
@@ -88,10 +89,10 @@ async def custom_ids(http: httpx.AsyncClient, file_id: str | None) -> list[str]:
 
 
 @pytest.mark.slow
-async def test_kills_of_gateways_and_a_restart_of_the_broker_keep_every_line_once(
-    node: PrivateNode, tmp_path: Path
+async def test_kills_of_gateways_and_restarts_of_broker_and_database_keep_every_line_once(
+    node: PrivateNode, postgres: PrivatePostgres, tmp_path: Path
 ):
-    store = settings_of(None, tmp_path / "data")
+    store = settings_of(postgres.url(await postgres.create()), tmp_path / "data")
     await migrate(place(store))
     values = msgspec.to_builtins(store)
     spec = mesh_spec(
@@ -107,13 +108,15 @@ async def test_kills_of_gateways_and_a_restart_of_the_broker_keep_every_line_onc
         httpx.AsyncClient(base_url=spec.gateway_url, timeout=30.0) as http,
     ):
         batch_id = await created(http, b"".join(map(a_line, range(NUM_LINES))))
-        async with asyncio.timeout(240.0):
+        async with asyncio.timeout(400.0):
             async for found in polled(http, batch_id):
                 if not kill_at or found["request_counts"]["completed"] < kill_at[0]:
                     continue
                 kill_at.pop(0)
                 if not kill_at:
+                    await asyncio.to_thread(postgres.kill)
                     await asyncio.to_thread(node.stop)
+                    await asyncio.to_thread(postgres.start)
                     await asyncio.to_thread(node.start)
                     for process in mesh.processes.values():
                         if not process.running:
