@@ -8,10 +8,11 @@ from sqlalchemy import ColumnElement, Double, literal
 
 from shared.contracts.base import TenantId
 from shared.store.files import StoredFile
-from shared.store.ids import new_file_id
+from shared.store.ids import new_batch_id, new_file_id
 from shared.store.location import Host, Location, location_of
 from shared.store.settings import StoreSettings
 from shared.store.store import Store
+from shared.store.work.batches import StoredBatch
 
 NOW = 1_700_000_000.0
 ACME, OTHER = TenantId("acme"), TenantId("other")
@@ -92,3 +93,19 @@ async def put(
 
 async def content_of(store: Store, file: StoredFile) -> bytes:
     return b"".join([block async for block in store.bodies.read(file.body)])
+
+
+def a_batch(tenant: TenantId = ACME, *, made_at: float = NOW, **fields: object) -> StoredBatch:
+    """The row of a batch whose input has no body."""
+    file_id = new_file_id(made_at)
+    values: dict[str, object] = {
+        "id": new_batch_id(made_at),
+        "tenant": tenant,
+        "endpoint": "/v1/completions",
+        "input_file_id": file_id,
+        "input_body": f"bodies/{file_id}",
+        "completion_window": "1h",
+        "created_at": made_at,
+        "expires_at": made_at + 3600.0,
+    }
+    return StoredBatch(**(values | fields))  # type: ignore[arg-type]  # names of fields

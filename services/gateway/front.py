@@ -51,6 +51,7 @@ class OpenFront:
 
     application: Any
     """ASGI application."""
+    name: Front
     steps: RegistrySteps
     """What the front does about changes of the registry."""
     digests: Mapping[ModelName, str]
@@ -73,7 +74,7 @@ async def open_front(gateway: Gateway, health: Health) -> AsyncIterator[OpenFron
         front = front_of(gateway.registry)
     log.info("front.selected", front=front)
     if front == "light":
-        yield OpenFront(light_front(gateway, health), gateway.intake, {})
+        yield OpenFront(light_front(gateway, health), "light", gateway.intake, {})
         return
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -82,5 +83,5 @@ async def open_front(gateway: Gateway, health: Health) -> AsyncIterator[OpenFron
         module = await asyncio.to_thread(importlib.import_module, "services.gateway.vllm.front")
     except ImportError as error:
         raise SettingsError(f"front `vllm` cannot import vLLM: {error}") from error
-    async with module.vllm_front(gateway, health) as front:
-        yield OpenFront(*front)
+    async with module.vllm_front(gateway, health) as (application, steps, digests):
+        yield OpenFront(application, "vllm", steps, digests)

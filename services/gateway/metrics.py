@@ -7,7 +7,7 @@ from shared.contracts.qos import QosClass
 
 ENDPOINTS = (
     *("chat", "completions", "responses", "messages"),
-    *("count_tokens", "tokenize", "detokenize", "files"),
+    *("count_tokens", "tokenize", "detokenize", "files", "batches"),
 )
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 900)
 

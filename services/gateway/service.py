@@ -9,10 +9,14 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from services.gateway.batches.application import BatchesResource
+from services.gateway.batches.forms import CallForms, TextForms
+from services.gateway.batches.publishing import BatchPorts
+from services.gateway.batches.runner import BatchRunner
 from services.gateway.fallbacks import Fallbacks, forecasts_heard
 from services.gateway.files.application import FilesResource
 from services.gateway.files.retention import Retention
-from services.gateway.front import open_front
+from services.gateway.front import OpenFront, open_front
 from services.gateway.instances import Instances, followed
 from services.gateway.intake import Intake, load_tokenizers
 from services.gateway.metrics import GatewayMetrics
@@ -148,7 +152,11 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
                 ),
                 open_front(gateway, ports.health) as front,
             ):
-                resources = (FilesResource(gateway), RequestsResource(gateway))
+                resources = (
+                    FilesResource(gateway),
+                    RequestsResource(gateway),
+                    BatchesResource(gateway),
+                )
                 opening.application = WithResources(gateway, resources, front.application)
                 log.info("service.started", host=settings.host, port=settings.port)
                 ports.health.started()
@@ -170,8 +178,9 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
                     watch.follow(stop), follow_policies(policies, stop), _follow_keys(keys, stop)
                 )
                 keeping = asyncio.create_task(_keep(store, settings, stop), name="keep-store")
+                batching = asyncio.create_task(_run_batches(gateway, front), name="run-batches")
                 await _until_drained(gateway, broker, ports.health)
-                await asyncio.gather(following, reporting, keeping)
+                await asyncio.gather(following, reporting, keeping, batching)
     log.info("service.stopped")
 
 
@@ -219,6 +228,24 @@ async def _keep(store: Store | None, settings: Settings, stop: asyncio.Event) ->
         group.create_task(every(period_s, retention.round, stop=stop), name="retention")
     with contextlib.suppress(StoreUnavailableError):
         await retention.release()
+
+
+async def _run_batches(gateway: Gateway, front: OpenFront) -> None:
+    """Run batches until the gateway stops; then other gateways do."""
+    if gateway.store is None:
+        return
+    registry, settings = gateway.registry, gateway.settings
+    is_light = front.name == "light"
+    ports = BatchPorts(
+        store=gateway.store,
+        producer=gateway.producer,
+        forms=TextForms(registry, gateway.intake) if is_light else CallForms(registry),
+        settings=settings.batches,
+        kept=settings.store,
+        max_body_bytes=settings.limits.max_body_bytes,
+        clock=gateway.clock,
+    )
+    await BatchRunner(ports).follow(gateway.stop)
 
 
 async def _until_drained(gateway: Gateway, broker: Broker, health: Health) -> None:

@@ -92,6 +92,7 @@ def parser(*, amqp_url: str, registry: Path | None) -> argparse.ArgumentParser:
         help="one row for each; may be repeated",
     )
     verbs.add_parser("keys", help="create, list, rotate and revoke API keys")
+    verbs.add_parser("batch", help="submit, show and cancel batches of requests over HTTP")
     verb("doctor", "check the broker: rights, limits, differing objects, alarms and services")
     verbs.add_parser("models", help="add, list, check and remove models of a registry file")
     verbs.add_parser("store", help="migrate and examine the store of files")

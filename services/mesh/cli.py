@@ -16,6 +16,7 @@ from rich.table import Table
 
 from services.mesh import arguments, dead_letters
 from services.mesh.attached import API_KEY, attached
+from services.mesh.batch.cli import main as batch
 from services.mesh.doctor.doctor import diagnose
 from services.mesh.doctor.findings import Level
 from services.mesh.launch import mesh_of
@@ -410,6 +411,7 @@ OTHER_PROGRAMS: dict[str, Callable[[Sequence[str]], int]] = {
     "models": lambda given: models(given[1:]),
     "store": lambda given: store(given[1:]),
     "keys": lambda given: keys(given[1:]),
+    "batch": lambda given: batch(given[1:]),
     "plan": lambda given: planner(given, prog="headway"),
 }
 """Verb that has its own command line -> function that receives all arguments."""

@@ -98,6 +98,16 @@ class Bodies:
         finally:
             self._threads.submit(stream.close)
 
+    async def part(self, body: str, start: int, end: int) -> bytes:
+        """
+        The bytes of a body from *start* up to *end*; fewer if the body is shorter.
+
+        Raises:
+            MissingBodyError: There is no such body.
+            StoreUnavailableError: The file system fails or does not answer.
+        """
+        return bytes(await self.call(self._fs.cat_file, self.path(body), start=start, end=end))
+
     async def remove(self, body: str) -> None:
         """Remove a body; no effect if there is none."""
         with contextlib.suppress(MissingBodyError):

@@ -80,9 +80,7 @@ class FileRows:
             await self._database.lock(connection, FILES + file.tenant)
             totals = (await connection.execute(_totals(file.tenant))).one()
             admit(Totals(totals.num_files, int(totals.num_bytes)))
-            values = msgspec.structs.asdict(file)
-            values["bytes"] = values.pop("num_bytes")
-            await connection.execute(insert(files).values(**values))
+            await connection.execute(insert(files).values(**file_values(file)))
 
     async def totals(self, tenant: TenantId) -> tuple[UnixTime, Totals]:
         """The database's time, and the totals of the tenant with expired files."""
@@ -180,6 +178,13 @@ class FileRows:
     def _visible(self, tenant: TenantId) -> Any:
         lives = or_(files.c.expires_at.is_(None), files.c.expires_at > self._database.now)
         return and_(files.c.tenant == tenant, lives)
+
+
+def file_values(file: StoredFile) -> dict[str, Any]:
+    """Columns of the row of *file*."""
+    values = msgspec.structs.asdict(file)
+    values["bytes"] = values.pop("num_bytes")
+    return values
 
 
 def _totals(tenant: TenantId) -> Any:

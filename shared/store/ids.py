@@ -3,23 +3,40 @@
 import re
 import secrets
 
-from shared.contracts.base import UnixTime
+from shared.contracts.base import RequestId, UnixTime
 
-FILE = "file-"
+FILE, BATCH = "file-", "batch_"
 _TIME_DIGITS, _RANDOM_BYTES = 12, 10
 _FOLDER_DIGITS = 6
 """Hex digits of the time that name the folder of a body: one folder for 4.7 hours."""
-_FILE_ID = re.compile(rf"{FILE}[0-9a-f]{{{_TIME_DIGITS + 2 * _RANDOM_BYTES}}}")
+_DIGITS = rf"[0-9a-f]{{{_TIME_DIGITS + 2 * _RANDOM_BYTES}}}"
+_FILE_ID = re.compile(FILE + _DIGITS)
+_BATCH_ID = re.compile(BATCH + _DIGITS)
 
 
 def new_file_id(now: UnixTime) -> str:
-    """A new id of a file that is made at *now*: milliseconds in hex, then 80 random bits."""
-    return f"{FILE}{round(now * 1000):0{_TIME_DIGITS}x}{secrets.token_hex(_RANDOM_BYTES)}"
+    """A new id of a file that is made at *now*."""
+    return FILE + _digits(now)
 
 
 def is_file_id(text: str) -> bool:
     """True if *text* has the form of a file's id."""
     return _FILE_ID.fullmatch(text) is not None
+
+
+def new_batch_id(now: UnixTime) -> str:
+    """A new id of a batch that is made at *now*."""
+    return BATCH + _digits(now)
+
+
+def is_batch_id(text: str) -> bool:
+    """True if *text* has the form of a batch's id."""
+    return _BATCH_ID.fullmatch(text) is not None
+
+
+def line_request_id(batch_id: str, line: int) -> RequestId:
+    """Id of the request for a line of a batch, counted from 0."""
+    return RequestId(f"{batch_id}-{line:06}")
 
 
 def created_at_of(file_id: str) -> UnixTime:
@@ -47,3 +64,8 @@ def folder_ends_at(folder: str) -> UnixTime:
     """Time after which no id of *folder* is made."""
     milliseconds = (int(folder, 16) + 1) << 4 * (_TIME_DIGITS - _FOLDER_DIGITS)
     return milliseconds / 1000
+
+
+def _digits(now: UnixTime) -> str:
+    """Milliseconds in hex, then 80 random bits."""
+    return f"{round(now * 1000):0{_TIME_DIGITS}x}{secrets.token_hex(_RANDOM_BYTES)}"

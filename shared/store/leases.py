@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import msgspec
-from sqlalchemy import select, update
+from sqlalchemy import and_, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.contracts.base import Seconds, UnixTime
@@ -94,6 +94,15 @@ class Leases:
         )
         async with self._database.write() as connection:
             await connection.execute(ended)
+
+    async def forget(self, lease: Lease) -> None:
+        """
+        End *lease* and forget its name, after a job that is never done again; no effect if another
+        process has taken it over.
+        """
+        mine = and_(leases.c.name == lease.name, leases.c.token == lease.token)
+        async with self._database.write() as connection:
+            await connection.execute(delete(leases).where(mine))
 
     @asynccontextmanager
     async def fenced(self, lease: Lease) -> AsyncIterator[AsyncConnection]:

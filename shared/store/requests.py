@@ -136,6 +136,14 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     waiters: tuple[Waiter, ...] = ()
 
 
+class RequestState(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a request is."""
+
+    has_started: bool
+    outcome: str | None
+    """`completed`, or the code of the error; None until the end."""
+
+
 class StoredRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A row of the table `requests`; its columns have comments in `shared.store.schema`."""
 
@@ -350,6 +358,21 @@ class RequestRows:
         async with self._database.read() as connection:
             rows = (await connection.execute(query)).all()
         return {row.id: bytes(row.final) for row in rows}
+
+    async def states(
+        self, tenant: TenantId, request_ids: Iterable[RequestId]
+    ) -> dict[RequestId, RequestState]:
+        """How far requests are; those without a row are left out."""
+        columns = (requests.c.id, requests.c.started_at, requests.c.outcome)
+        query = select(*columns).where(
+            requests.c.tenant == tenant, requests.c.id.in_(list(request_ids))
+        )
+        async with self._database.read() as connection:
+            rows = (await connection.execute(query)).all()
+        return {
+            row.id: RequestState(has_started=row.started_at is not None, outcome=row.outcome)
+            for row in rows
+        }
 
     async def remove(self, tenant: TenantId, request_ids: Iterable[RequestId]) -> None:
         """Remove rows; a request that still runs goes on, and its final is not kept."""

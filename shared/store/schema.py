@@ -127,3 +127,43 @@ waiters = Table(
     Column("reply_to", Text, nullable=False),
     Index(None, "tenant", "request_id"),
 )
+
+batches = Table(
+    "batches",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("endpoint", Text, nullable=False),
+    Column("input_file_id", ID, nullable=False),
+    # Path of the input's body in the folder of file bodies.
+    Column("input_body", Text, nullable=False),
+    # The window as the client wrote it; `expires_at` is its end.
+    Column("completion_window", Text, nullable=False),
+    # Targets of lines that set none, and the client's metadata: JSON, or null.
+    Column("slo", Text),
+    Column("metadata", Text),
+    # Life of the output files that the client requests.
+    Column("output_expires_s", Double),
+    Column("status", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Column("in_progress_at", Double),
+    Column("finalizing_at", Double),
+    Column("cancelling_at", Double),
+    # Time of the last status, which says what happened: completed, failed, expired or cancelled.
+    Column("ended_at", Double),
+    Column("num_lines", Integer, nullable=False),
+    Column("num_completed", Integer, nullable=False),
+    Column("num_failed", Integer, nullable=False),
+    # Lines before this one were published, or are invalid.
+    Column("submitted_lines", Integer, nullable=False),
+    Column("output_file_id", ID),
+    Column("error_file_id", ID),
+    # Why the batch failed: JSON, or null.
+    Column("errors", Text),
+    # Lines that ended in a second, and the expected end, when they were last counted.
+    Column("lines_per_s", Double),
+    Column("expected_at", Double),
+    Index(None, "tenant", "id"),
+    Index(None, "status"),
+)

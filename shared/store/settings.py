@@ -8,7 +8,7 @@ from msgspec import Meta
 PositiveS = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=0)]
 DAY_S = 86400.0
-DEFAULT_RETENTION_S = {"batch": 30 * DAY_S}
+DEFAULT_RETENTION_S = {"batch": 30 * DAY_S, "batch_output": 30 * DAY_S}
 """Files of batches expire as in OpenAI's API; other files are kept until they are deleted."""
 
 

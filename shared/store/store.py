@@ -28,6 +28,7 @@ from shared.store.migrating import check_schema
 from shared.store.requests import RequestRows
 from shared.store.schema import leases, schema_info
 from shared.store.settings import StoreSettings
+from shared.store.work.batches import BatchRows
 
 log = structlog.get_logger()
 
@@ -67,6 +68,7 @@ class Store:
         self.files = FileRows(self.database, self.leases)
         self.documents = DocumentRows(self.database)
         self.requests = RequestRows(self.database, self.leases)
+        self.batches = BatchRows(self.database, self.leases)
         self.bodies = Bodies(location.files, timeout_s=settings.timeout_s * BODY_TIMEOUT_FACTOR)
         self.problem: str | None = "the store has not been checked yet"
         """Why the store cannot be used now; None if it can."""

@@ -100,7 +100,8 @@ async def url(
     with rabbit_servers(rabbit_targets()[0]).fresh_url() as broker:
         async with request.param(broker, registry, directory) as plain:
             gateway = plain.gateway | {"store": msgspec.to_builtins(store)}
-            spec = msgspec.structs.replace(plain, gateway=gateway)
+            planner = plain.planner | {"store": msgspec.to_builtins(store)}
+            spec = msgspec.structs.replace(plain, gateway=gateway, planner=planner)
             async with ProcessMesh(spec):
                 yield spec.gateway_url
 
@@ -232,6 +233,52 @@ async def test_openais_python_client_stores_and_reads_a_file(client: openai.Asyn
 
     assert made.id in listed
     assert (made.bytes, content.content, deleted.deleted) == (3, b"{}\n", True)
+
+
+async def test_openais_node_client_runs_a_batch(node: Path, url: str) -> None:
+    found = await run_script(("node", "openai_batches.js"), node, url)
+
+    assert found["status"] == "completed"
+    assert found["counts"] == {"total": 3, "completed": 3, "failed": 0}
+    assert found["metadata"] == {"job": "test"}
+    assert found["id"] in found["listed"]
+    assert found["customIds"] == ["c0", "c1", "c2"]
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+async def test_openais_python_client_runs_a_batch(
+    client: openai.AsyncOpenAI, endpoint: Any
+) -> None:
+    text: dict[str, Any] = {
+        "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 4},
+        "/v1/completions": {"prompt": "Pick", "max_tokens": 4},
+        "/v1/responses": {"input": "Pick", "max_output_tokens": 16},
+    }[endpoint]
+    lines = [
+        {
+            "custom_id": f"c{number}",
+            "method": "POST",
+            "url": endpoint,
+            "body": {"model": LLAMA} | text,
+        }
+        for number in range(3)
+    ]
+    content = "\n".join(map(json.dumps, lines)).encode()
+    file = await client.files.create(file=("lines.jsonl", content), purpose="batch")
+    batch = await client.batches.create(
+        input_file_id=file.id, endpoint=endpoint, completion_window="24h"
+    )
+    async with asyncio.timeout(120.0):
+        while batch.status not in ("completed", "failed"):
+            await asyncio.sleep(0.2)
+            batch = await client.batches.retrieve(batch.id)
+    assert batch.output_file_id is not None, batch
+    output = await client.files.content(batch.output_file_id)
+    found = [json.loads(line) for line in output.text.splitlines()]
+
+    assert batch.error_file_id is None
+    assert [line["custom_id"] for line in found] == ["c0", "c1", "c2"]
+    assert all(line["response"]["body"]["usage"] for line in found)
 
 
 async def test_vercels_ai_sdk_runs_two_steps_with_tools(node: Path, url: str) -> None:

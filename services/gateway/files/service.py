@@ -130,10 +130,17 @@ class Files:
         Delete the tenant's file. After a crash in the middle, the sweep removes the body.
 
         Raises:
-            ContractError: The tenant has no such file (status 404).
+            ContractError: The tenant has no such file (status 404), or a batch reads it (409).
             StoreUnavailableError: The store cannot be used now.
         """
         store = self._usable()
+        if await store.batches.reads(tenant, file_id):
+            raise ContractError(
+                f"a batch reads file {file_id}: delete it when the batch has ended",
+                code="file_in_use",
+                param="file_id",
+                status=409,
+            )
         file = await store.files.remove(tenant, file_id) if is_file_id(file_id) else None
         if file is None:
             raise _not_found(file_id)

@@ -6,6 +6,7 @@ REVISIONS = (
     "shared.store.migrations.versions.r0001_files",
     "shared.store.migrations.versions.r0002_requests",
     "shared.store.migrations.versions.r0003_documents",
+    "shared.store.migrations.versions.r0004_batches",
 )
 """Modules of all revisions in order; the number of a revision is its place, from 1."""
 HEAD = len(REVISIONS)

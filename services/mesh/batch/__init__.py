@@ -1,0 +1,1 @@
+"""`headway batch`: batches of requests over a gateway's HTTP interface."""

@@ -1,0 +1,1 @@
+"""Rows of work that goes on without a connection."""
