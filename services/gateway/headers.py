@@ -22,6 +22,15 @@ TIMEOUT = "x-request-timeout-seconds"
 REQUEST_ID = "x-request-id"
 TRACEPARENT = "traceparent"
 
+HINTS = frozenset(
+    {
+        *(*TTFT, *TBT, *TTLT, DEADLINE, *OBJECTIVE, PRIORITY, *PRIORITY_LOWER_FIRST),
+        *(IMPORTANCE, APPLICATION, TRACEPARENT),
+    }
+)
+"""
+Headers that change how a request is served, without those about one connection and its client.
+"""
 MAX_TARGET_S = 30 * 24 * 3600.0
 MAX_LABEL_CHARS = 128
 EARLIEST_DEADLINE_MS = 1e11

@@ -6,15 +6,33 @@ import secrets
 from shared.contracts.base import UnixTime
 
 FILE = "file-"
+RESPONSE, WEBHOOK_EVENT = "resp_", "evt_"
 _TIME_DIGITS, _RANDOM_BYTES = 12, 10
 _FOLDER_DIGITS = 6
 """Hex digits of the time that name the folder of a body: one folder for 4.7 hours."""
-_FILE_ID = re.compile(rf"{FILE}[0-9a-f]{{{_TIME_DIGITS + 2 * _RANDOM_BYTES}}}")
+_DIGITS = _TIME_DIGITS + 2 * _RANDOM_BYTES
+_FILE_ID = re.compile(rf"{FILE}[0-9a-f]{{{_DIGITS}}}")
+_RESPONSE_ID = re.compile(rf"{RESPONSE}[0-9a-f]{{{_DIGITS}}}")
 
 
 def new_file_id(now: UnixTime) -> str:
     """A new id of a file that is made at *now*: milliseconds in hex, then 80 random bits."""
     return f"{FILE}{round(now * 1000):0{_TIME_DIGITS}x}{secrets.token_hex(_RANDOM_BYTES)}"
+
+
+def new_response_id(now: UnixTime) -> str:
+    """A new id of a response that is made at *now*, in the form of the ids of files."""
+    return f"{RESPONSE}{round(now * 1000):0{_TIME_DIGITS}x}{secrets.token_hex(_RANDOM_BYTES)}"
+
+
+def is_response_id(text: str) -> bool:
+    """True if *text* has the form of a response's id."""
+    return _RESPONSE_ID.fullmatch(text) is not None
+
+
+def new_webhook_event_id() -> str:
+    """A new id of an event that webhooks deliver."""
+    return f"{WEBHOOK_EVENT}{secrets.token_hex(_DIGITS // 2)}"
 
 
 def is_file_id(text: str) -> bool:
