@@ -18,7 +18,7 @@ from shared.runtime.logging import configure_logging
 BENCHES = (
     "overhead", "backlog", "pulling", "lanes", "qoserve", "conserve", "qlm", "fleet", "engine",
     "lso", "planner", "quartz", "routed", "completion", "router_cost", "scheduler_cost",
-    "latency_model", "surface", "instance", "ends", "tenants",
+    "latency_model", "surface", "instance", "ends", "tenants", "repeats",
 )  # fmt: skip
 """
 Modules of this package that have a function `run`; a module is imported when its benchmark runs.

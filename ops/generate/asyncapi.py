@@ -16,13 +16,15 @@ from shared.contracts.requests import (
     RunStarted,
     TokensEmitted,
 )
+from shared.contracts.stored import RequestAsked, RequestStatus
 
 ASYNCAPI_VERSION = "3.0.0"
 CONTRACT_VERSION = "1.0.0"
 
 REQUESTS: tuple[type[msgspec.Struct], ...] = (InferenceRequest, CallRequest, QueueItem)
 REPLIES: tuple[type[Message], ...] = (RunStarted, TokensEmitted, RequestCompleted, RequestFailed)
-CONTROLS: tuple[type[Message], ...] = (RunStop, RequestCancel)
+CONTROLS: tuple[type[Message], ...] = (RunStop, RequestCancel, RequestAsked)
+ANSWERS: tuple[type[Message], ...] = (RequestStatus,)
 
 Document = dict[str, Any]
 
@@ -31,7 +33,7 @@ def document() -> Document:
     """
     Describe the mesh as an AsyncAPI application: it receives requests and controls, sends replies.
     """
-    every = (*REQUESTS, *REPLIES, *CONTROLS)
+    every = (*REQUESTS, *REPLIES, *CONTROLS, *ANSWERS)
     _, schemas = msgspec.json.schema_components(every, ref_template="#/components/schemas/{name}")
     return {
         "asyncapi": ASYNCAPI_VERSION,
@@ -40,7 +42,8 @@ def document() -> Document:
             "version": CONTRACT_VERSION,
             "description": (
                 "Publish requests with confirms and `mandatory`, with the same `message_id` on "
-                "every retry. Unknown fields are ignored; invalid fields are refused with "
+                "every retry; with the header `x-headway-idempotent` a retry is never a second "
+                "request. Unknown fields are ignored; invalid fields are refused with "
                 "`request.failed`. Replies are delivered at least once. The first successful final "
                 "completes a request; a final contains all data of the request's token batches."
             ),
@@ -58,7 +61,7 @@ def document() -> Document:
             ),
             "replies": _channel(
                 None,
-                REPLIES,
+                (*REPLIES, *ANSWERS),
                 kind="direct",
                 description=(
                     "The producer's own queue, named `reply.<anything>`, bound to "
@@ -72,7 +75,8 @@ def document() -> Document:
                 kind="topic",
                 description=(
                     f"Routing key `{topology.CONTROL_CANCEL}` cancels a request; "
-                    "`instance.<instance_id>` stops one run of a request."
+                    "`instance.<instance_id>` stops one run of a request; "
+                    f"`{topology.CONTROL_REQUEST}` asks about a stored request."
                 ),
             ),
         },
@@ -96,6 +100,11 @@ def document() -> Document:
                 "action": "receive",
                 "channel": {"$ref": "#/channels/control"},
                 "messages": _refs("control", CONTROLS),
+            },
+            "sendStatus": {
+                "action": "send",
+                "channel": {"$ref": "#/channels/replies"},
+                "messages": _refs("replies", ANSWERS),
             },
         },
         "components": {

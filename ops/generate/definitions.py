@@ -52,8 +52,10 @@ def _one_of(*patterns: str, names: Iterable[str] = ()) -> str:
     return f"^(?:{'|'.join((*(re.escape(name) for name in names), *patterns))})$"
 
 
-_CANCELS = r"^(?:all\.cancel|instance\..*)$"
-_OF_GATEWAY = r"^(?:all\.(?:cancel|gateways)|instance\..*|usage\.asked)$"
+_OF_PRODUCER = r"^(?:all\.cancel|instance\..*|request\.asked)$"
+_OF_GATEWAY = (
+    r"^(?:all\.(?:cancel|gateways)|instance\..*|command\.cancel|(?:usage|request)\.asked)$"
+)
 _GATEWAY_PRIVATE = r"(?:gateway|tail|show|answer)[.-].*"
 _PLANNER_PRIVATE = r"(?:grouper|leader|planner|show)[.-].*"
 _ESTIMATOR_PRIVATE = r"(?:estimator|show)[.-].*"
@@ -123,7 +125,7 @@ GRANTS: tuple[Grant, ...] = (
         configure=_one_of(_REPLY),
         write=_one_of(_REPLY, names=(topology.REQUESTS, topology.CONTROL)),
         read=_one_of(_REPLY, names=(topology.REPLIES,)),
-        topic_writes=((topology.CONTROL, _CANCELS),),
+        topic_writes=((topology.CONTROL, _OF_PRODUCER),),
     ),
     Grant(user="operator", configure=_ALL, write=_ALL, read=_ALL, tags=("administrator",)),
 )

@@ -22,6 +22,7 @@ from shared.contracts.control import (
     RequestCancel,
     RunStop,
     SnapshotRequested,
+    StoredCancel,
 )
 from shared.contracts.errors import ContractError
 from shared.contracts.estimates import Profile
@@ -108,6 +109,10 @@ async def on_request_cancel(message: RequestCancel, ctx: Context, delivery: Deli
     )
 
 
+async def on_stored_cancel(message: StoredCancel, ctx: Context, _delivery: Delivery) -> None:
+    ctx.shell.put(Cancelled(request_id=message.request_id, stored_of=message.tenant))
+
+
 async def on_lso(message: LsoCommand, ctx: Context, _delivery: Delivery) -> None:
     ctx.shell.look()
     ctx.shell.put(Ordered(order=message))
@@ -137,6 +142,7 @@ HANDLERS: dict[type[Message], Handler[Context]] = {
     Profile: on_profile,
     RunStop: on_run_stop,
     RequestCancel: on_request_cancel,
+    StoredCancel: on_stored_cancel,
     **dict.fromkeys(get_args(LsoCommand), on_lso),
     DrainInstance: on_drain,
     SnapshotRequested: on_snapshot_requested,

@@ -12,6 +12,7 @@ from services.agent.metrics import COMPLETED
 from services.agent.outbox import Outbox
 from services.agent.runs import Run, Runs
 from shared.broker import topology
+from shared.broker.finals import publish_final, stored_for
 from shared.broker.protocol import (
     Broker,
     Delivery,
@@ -154,7 +155,7 @@ class Departures:
         """Publish the final reply; if the broker refuses its size, one that says so."""
         try:
             completed = self._completed(command, run, now)
-            await self._final(command.request.reply_to, completed)
+            await self._final(command.request, completed)
             await self._meter(command, now, usage=completed.usage)
         except MessageTooLargeError as error:
             info = ErrorInfo(
@@ -170,7 +171,7 @@ class Departures:
             at=now,
             history=command.request.history,
         )
-        await self._final(command.request.reply_to, failed)
+        await self._final(command.request, failed)
         await self._meter(command, now, outcome=error.code)
 
     async def _meter(
@@ -276,7 +277,7 @@ class Departures:
             error = ErrorInfo(message=reason, type="server_error", code="dead_lettered", status=500)
             request_id = RequestId(delivery.message_id)
             failed = RequestFailed(request_id=request_id, error=error, at=self._clock.now())
-            await self._final(delivery.reply_to, failed)
+            await publish_final(self._broker, failed, reply_to=delivery.reply_to)
         message = OutMessage(
             body=delivery.body,
             kind=delivery.kind,
@@ -358,25 +359,10 @@ class Departures:
             predicted_wait=request.predicted_wait,
         )
 
-    async def _final(self, reply_to: str | None, final: Final) -> None:
-        """
-        Publish a final reply until the broker confirms it.
-
-        A final reply for which no reply queue is bound goes to `headway.unclaimed`.
-        """
-        if reply_to is None:
-            return
-        kind = "request.failed.v1" if isinstance(final, RequestFailed) else "request.completed.v1"
-        message = OutMessage(
-            body=encode(final),
-            kind=kind,
-            message_id=f"{final.request_id}/{final.run_id or 'failed'}",
-            correlation_id=final.request_id,
+    async def _final(self, request: QueuedRequest, final: Final) -> None:
+        await publish_final(
+            self._broker, final, reply_to=request.reply_to, stored_for=stored_for(request)
         )
-        outcome = await publish_until_confirmed(self._broker, topology.REPLIES, reply_to, message)
-        if outcome is not PublishOutcome.CONFIRMED:
-            log.info("final.unclaimed", request_id=final.request_id, outcome=outcome.value)
-            await publish_until_routed(self._broker, topology.UNCLAIMED, reply_to, message)
 
     async def _queue(self, queue: str, request: QueuedRequest) -> None:
         """Publish a request to a work queue until the broker confirms it, and notify agents."""

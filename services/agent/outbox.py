@@ -5,7 +5,7 @@ import contextlib
 from typing import TypeAlias
 
 from shared.broker import topology
-from shared.broker.protocol import Broker, OutMessage
+from shared.broker.protocol import Broker, HeaderValue, OutMessage
 from shared.broker.retry import send_best_effort
 from shared.contracts.base import InstanceId, Seconds, encode
 from shared.contracts.errors import BrokerUnavailableError, MessageTooLargeError
@@ -28,7 +28,7 @@ class Outbox:
         self._broker = broker
         self._instance_id = instance_id
         self._period_s = period_s
-        self._pending: dict[str, list[RunStarted | _Chunks]] = {}
+        self._pending: dict[str, list[OutMessage | _Chunks]] = {}
         """Reply destination -> messages in order."""
         self._hurried: set[str] = set()
         """Destinations whose messages are sent before the end of the period."""
@@ -36,8 +36,17 @@ class Outbox:
         self._sending = asyncio.Lock()
         """Held while messages are sent, so that the messages of a destination stay in order."""
 
-    def run_started(self, reply_to: str, message: RunStarted) -> None:
+    def run_started(
+        self, reply_to: str, started: RunStarted, headers: dict[str, HeaderValue] | None = None
+    ) -> None:
         """Send that a run has begun, before its tokens."""
+        message = OutMessage(
+            body=encode(started),
+            kind="run.started.v1",
+            correlation_id=started.request_id,
+            persistent=False,
+            headers=headers or {},
+        )
         self._pending.setdefault(reply_to, []).append(message)
         self.hurry(reply_to)
 
@@ -46,10 +55,10 @@ class Outbox:
         if not self._pending:
             self._wake.set()  # the period of these tokens begins
         pending = self._pending.setdefault(reply_to, [])
-        if not pending or isinstance(pending[-1], RunStarted):
+        if not pending or isinstance(pending[-1], OutMessage):
             pending.append({})
         chunks = pending[-1]
-        assert not isinstance(chunks, RunStarted)  # noqa: S101 - appended above
+        assert not isinstance(chunks, OutMessage)  # noqa: S101 - appended above
         known = chunks.get((chunk.run_id, chunk.child))
         chunks[chunk.run_id, chunk.child] = chunk if known is None else _joined(known, chunk)
 
@@ -99,14 +108,9 @@ class Outbox:
         """Remove and return the messages of one destination."""
         return [self._message(each) for each in self._pending.pop(reply_to, ())]
 
-    def _message(self, pending: RunStarted | _Chunks) -> OutMessage:
-        if isinstance(pending, RunStarted):
-            return OutMessage(
-                body=encode(pending),
-                kind="run.started.v1",
-                correlation_id=pending.request_id,
-                persistent=False,
-            )
+    def _message(self, pending: OutMessage | _Chunks) -> OutMessage:
+        if isinstance(pending, OutMessage):
+            return pending
         batch = TokensEmitted(instance_id=self._instance_id, chunks=tuple(pending.values()))
         return OutMessage(body=encode(batch), kind="tokens.emitted.v1", persistent=False)
 

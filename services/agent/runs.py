@@ -24,6 +24,9 @@ from services.agent.backends.base import (
 from services.agent.call_answer import CallAnswer, CallText
 from services.agent.outbox import Outbox
 from services.agent.servable import ServableModels
+from shared.broker import topology
+from shared.broker.finals import stored_for
+from shared.broker.protocol import HeaderValue
 from shared.contracts.base import InstanceId, RequestId, RunId, Seconds, UnixTime
 from shared.contracts.ends import end_with_tokens, end_without_token
 from shared.contracts.errors import ContractError, EngineError, MeshError, NotActiveError
@@ -378,8 +381,9 @@ class Runs:
         return msgspec.structs.replace(request.sampling, max_tokens=max_tokens)
 
     def _send_start(self, run: Run) -> None:
-        """Send the start of a run, if the producer reads a stream."""
-        if run.stream_to is None:
+        """Send the start of a run, if the producer reads a stream or the store keeps the final."""
+        tenant = stored_for(run.request)
+        if run.stream_to is None and tenant is None:
             return
         offsets = run.answer.offsets
         started = RunStarted(
@@ -391,7 +395,11 @@ class Runs:
             at=self._clock.now(),
             offsets=offsets if len(offsets) > 1 else (),
         )
-        self._outbox.run_started(run.stream_to, started)
+        if run.stream_to is not None:
+            self._outbox.run_started(run.stream_to, started)
+        if tenant is not None:
+            headers: dict[str, HeaderValue] = {topology.TENANT_HEADER: tenant}
+            self._outbox.run_started(topology.STORED, started, headers)
 
     def _text_of(self, request: QueuedRequest) -> AnswerText | None:
         """Decoder of the answer's text; None if the producer and the engine make the text."""

@@ -70,7 +70,8 @@ class Answering:
     async def _whole(self, generation: Generation) -> Final:
         final = await generation.final()
         if isinstance(final, RequestCompleted):
-            self.ttft_s = final.timings.first_token_at - self.accepted.arrived_at
+            # A repeat may arrive after the first token of its request.
+            self.ttft_s = max(0.0, final.timings.first_token_at - self.accepted.arrived_at)
             await self.channel.json(self.renderer.whole(final))
         return final
 

@@ -37,6 +37,8 @@ class Call:
     """What the call asks for and its tenant's policy does not grant."""
     application: str | None = None
     traceparent: str | None = None
+    digest: str | None = None
+    """Digest of the HTTP request, if it may be repeated under its id; None: it may not."""
     finals: list[RequestCompleted] = field(default_factory=list)
     failure: ErrorInfo | None = None
     """Error of the first request that failed in the mesh."""

@@ -16,12 +16,23 @@ from services.gateway.errors import error_info
 from services.gateway.headers import REQUEST_ID, Hints, parse_hints
 from services.gateway.openai import MAX_PRIORITY
 from services.gateway.outcomes import Outcome
+from services.gateway.pass_through import PassThrough
 from services.gateway.render_slots import RenderSlots
-from services.gateway.response import ANTHROPIC, OPENAI, Response
+from services.gateway.requests.deferred import Deferred
+from services.gateway.requests.ids import call_id_of
+from services.gateway.response import ANTHROPIC, MESH_REQUEST_ID, OPENAI, Response
 from services.gateway.slo import requested_slo, sets_slo
 from services.gateway.state import Gateway
 from services.gateway.tenants import Tenants
-from shared.api.calls import OWN_FIELDS, CallBody, CallFields, call_body, call_fields
+from shared.api.calls import (
+    ENDPOINTS,
+    OWN_FIELDS,
+    CallBody,
+    CallFields,
+    call_body,
+    call_fields,
+)
+from shared.api.digests import call_digest
 from shared.contracts.base import ModelName, Seconds, TenantId
 from shared.contracts.checks import effective_importance, effective_slo
 from shared.contracts.ends import accepted_ends
@@ -85,6 +96,8 @@ class Door:
         self._gateway = gateway
         self._applications = applications
         self._prepare = prepare
+        self._passing = PassThrough(gateway.producer)
+        self._deferred = Deferred(gateway)
         settings = gateway.settings
         self._rendering = RenderSlots(
             slots=settings.max_rendering, max_waiting=settings.max_waiting_to_render
@@ -125,6 +138,11 @@ class Door:
         tenant = tenant_of(gateway.tenants, scope, headers)
         hints = parse_hints(headers)
         tenant = gateway.tenants.effective(tenant, hints)
+        is_stored = hints.needs_store(scope["path"])
+        if is_stored:
+            gateway.usable_store()
+            call_id = call_id_of(tenant, hints.idempotency_key)
+            response.add_headers({MESH_REQUEST_ID.decode(): call_id})
         with slot_of(gateway.tenants, scope, tenant):
             raw = await self._read(receive)
             fields = call_fields(raw)
@@ -132,6 +150,8 @@ class Door:
             _refuse_headers(headers)
             ref = gateway.registry.resolve(body.model, call_id)
             call = self._call(body, hints, tenant, call_id)
+            if is_stored:
+                call.digest = call_digest(scope["path"], raw)
             ref = gateway.fallbacks.chosen(
                 body.model,
                 ref,
@@ -144,15 +164,33 @@ class Door:
                 call.model = ref.name
                 fields["model"] = msgspec.Raw(msgspec.json.encode(ref.name))
             base = ref.base
-            application = self._applications[base]
+            application = self._application(base, call, hints, scope["path"])
             self._prepare(base)
             response.call = call
             response.add_headers(answer_headers(gateway, tenant, call.clamped))
-            forwarded = Forwarded(scope, receive, _forwarded(raw, fields, body.model, ref.name))
+            forwarded = Forwarded(
+                scope,
+                receive,
+                _forwarded(raw, fields, body.model, ref.name),
+                request_id=None if call.digest is None else call_id,
+            )
             longest_s = gateway.settings.request_timeout_s
             limit_s = min(hints.timeout_s or longest_s, longest_s)
             async with self._rendering.slot(tenant) as call.rendered:
                 return await self._run(application, call, forwarded, response, limit_s)
+
+    def _application(self, base: ModelName, call: Call, hints: Hints, path: str) -> Any:
+        """
+        The application of a call.
+
+        The whole answer of a call that may be repeated is made by the engine host, so that all
+        repeats get it as it is; vLLM's application would give it another id and time each time.
+        """
+        own = self._applications[base]
+        if hints.is_deferred(path):
+            return self._deferred
+        is_whole = path in ENDPOINTS and not call.stream
+        return self._passing if call.digest is not None and is_whole else own
 
     async def _run(
         self,
@@ -304,12 +342,25 @@ def _forwarded(raw: bytes, fields: CallFields, asked: str, model: str) -> bytes:
 
 
 class Forwarded:
-    """Request for an application: the body in one part, followed by the client's events."""
+    """
+    Request for an application: the body in one part, followed by the client's events.
 
-    def __init__(self, scope: dict[str, Any], receive: Any, body: bytes) -> None:
-        headers = [each for each in scope["headers"] if each[0] != b"content-length"]
-        length = (b"content-length", str(len(body)).encode())
-        self.scope = {**scope, "headers": [*headers, length]}
+    Args:
+        scope: Scope of the client's request.
+        receive: The `receive` of ASGI.
+        body: Body for the application.
+        request_id: Id of which the application makes that of the answer; None: the client's, or a
+            random one.
+    """
+
+    def __init__(
+        self, scope: dict[str, Any], receive: Any, body: bytes, *, request_id: str | None = None
+    ) -> None:
+        own = {b"content-length": str(len(body)).encode()}
+        if request_id is not None:
+            own[REQUEST_ID.encode()] = request_id.encode()
+        headers = [each for each in scope["headers"] if each[0] not in own]
+        self.scope = {**scope, "headers": [*headers, *own.items()]}
         self._receive = receive
         self._body: bytes | None = body
 

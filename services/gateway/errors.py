@@ -2,10 +2,12 @@
 
 from http import HTTPStatus
 from math import ceil
+from typing import Any
 
 import msgspec
 from litestar.exceptions import HTTPException
 
+from services.gateway.headers import IDEMPOTENCY_KEY
 from services.gateway.rate_limits import headers_of
 from shared.contracts.errors import (
     BrokerConflictError,
@@ -19,6 +21,7 @@ from shared.contracts.errors import (
 from shared.contracts.requests import ErrorInfo
 from shared.contracts.tenants.policies import QUOTA_SPENT
 from shared.producer.generation import RunDivergedError
+from shared.producer.outstanding import ID_CONFLICT
 
 TYPES = {
     401: "authentication_error",
@@ -33,6 +36,14 @@ BROKER_RETRY_AFTER_S = 5.0
 MODEL_RETRY_AFTER_S = 1.0
 STORE_RETRY_AFTER_S = 5.0
 INTERNAL_ERROR = "internal_error"
+CONFLICT = (
+    f"another request has this {IDEMPOTENCY_KEY}: a repeat must have the same path and body; use a "
+    "new key for another request"
+)
+"""
+Message about an id that another request has: only ids that a gateway makes of a client's key can be
+used again.
+"""
 
 
 def type_for(status: int) -> str:
@@ -106,24 +117,27 @@ def type_of(info: ErrorInfo) -> str:
     return QUOTA_SPENT if info.code == QUOTA_SPENT else type_for(info.status)
 
 
+def error_fields(info: ErrorInfo) -> dict[str, Any]:
+    """Fields of *info* in OpenAI's form."""
+    is_conflict = info.code == ID_CONFLICT
+    return {
+        "message": CONFLICT if is_conflict else info.message,
+        "type": type_of(info),
+        "param": IDEMPOTENCY_KEY if is_conflict else info.param,
+        "code": info.code,
+    }
+
+
 def error_body(info: ErrorInfo) -> bytes:
     """JSON of *info* with all its fields, also used for SSE error events."""
-    return msgspec.json.encode(
-        {
-            "error": {
-                "message": info.message,
-                "type": type_of(info),
-                "param": info.param,
-                "code": info.code,
-            }
-        }
-    )
+    return msgspec.json.encode({"error": error_fields(info)})
 
 
 def anthropic_error_body(info: ErrorInfo) -> bytes:
     """JSON of *info* in the format of Anthropic's API."""
     kind = ANTHROPIC_TYPES.get(info.status) or type_for(info.status)
-    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": info.message}})
+    message = error_fields(info)["message"]
+    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
 
 
 def error_headers(info: ErrorInfo) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import asyncio
 from uuid import uuid4
 
+import msgspec
 import structlog
 from litestar.connection import Request
 from litestar.datastructures import State
@@ -20,8 +21,11 @@ from services.gateway.headers import REQUEST_ID, Hints, parse_hints
 from services.gateway.intake import Accepted
 from services.gateway.outcomes import Outcome, outcome_of
 from services.gateway.replies import Renderer
+from services.gateway.requests.deferred import accept, refuse_stream
+from services.gateway.requests.ids import call_id_of
 from services.gateway.shapes import Endpoint
 from services.gateway.state import Gateway
+from shared.api.digests import call_digest
 from shared.contracts.base import TenantId
 from shared.contracts.errors import ContractError, MeshError, TransientError
 from shared.contracts.requests import ReplyMode
@@ -92,6 +96,12 @@ class Exchange:
         )
         hints = parse_hints(self._headers)
         tenant = gateway.tenants.effective(tenant, hints)
+        is_stored = hints.needs_store(self._endpoint.path)
+        if is_stored:
+            gateway.usable_store()
+            self._id = call_id_of(tenant, hints.idempotency_key)
+            self._log = self._log.bind(request_id=self._id)
+            channel.add_headers({MESH_REQUEST_ID: self._id})
         with gateway.tenants.slot(tenant):
             raw = await self._body()
             # The arrival time is read before the thread starts: the wait for a thread counts as
@@ -108,16 +118,41 @@ class Exchange:
                 arrived_at=arrived_at,
             )
             channel.add_headers(answer_headers(gateway, tenant, accepted.ingress.clamped))
-            return await self._answered(accepted, hints, tenant, channel)
+            digest = call_digest(self._endpoint.path, raw) if is_stored else None
+            if digest is not None and hints.is_deferred(self._endpoint.path):
+                return await self._deferred(accepted, hints, digest, channel)
+            return await self._answered(accepted, hints, tenant, channel, digest)
+
+    async def _deferred(
+        self, accepted: Accepted, hints: Hints, digest: str, channel: Channel
+    ) -> Outcome:
+        """Accept the request, whose answer the client collects later."""
+        refuse_stream(is_streamed=accepted.stream)
+        answer = await accept(
+            self._gateway,
+            accepted.ingress,
+            endpoint=self._endpoint.path,
+            digest=digest,
+            traceparent=hints.traceparent,
+        )
+        body = msgspec.json.encode(answer.body)
+        await channel.json(body, status=answer.status, headers=answer.headers)
+        return Outcome.COMPLETED
 
     async def _answered(
-        self, accepted: Accepted, hints: Hints, tenant: TenantId, channel: Channel
+        self,
+        accepted: Accepted,
+        hints: Hints,
+        tenant: TenantId,
+        channel: Channel,
+        digest: str | None,
     ) -> Outcome:
         gateway = self._gateway
         generation = await gateway.producer.submit(
             accepted.ingress,
             reply=ReplyMode.STREAM if accepted.stream else ReplyMode.FINAL,
             traceparent=hints.traceparent,
+            digest=digest,
         )
         answering = Answering(
             accepted=accepted,

@@ -5,6 +5,7 @@ from math import isfinite
 
 import msgspec
 
+from shared.api.calls import ENDPOINTS
 from shared.contracts.errors import ContractError
 from shared.contracts.qos import Importance
 
@@ -21,6 +22,10 @@ APPLICATION = "x-headway-application"
 TIMEOUT = "x-request-timeout-seconds"
 REQUEST_ID = "x-request-id"
 TRACEPARENT = "traceparent"
+IDEMPOTENCY_KEY = "idempotency-key"
+PREFER = "prefer"
+RESPOND_ASYNC = "respond-async"
+"""Preference of RFC 7240: answer at once, and let the client collect the result."""
 
 HINTS = frozenset(
     {
@@ -33,6 +38,7 @@ Headers that change how a request is served, without those about one connection 
 """
 MAX_TARGET_S = 30 * 24 * 3600.0
 MAX_LABEL_CHARS = 128
+MAX_KEY_CHARS = 255
 EARLIEST_DEADLINE_MS = 1e11
 """Smallest valid deadline in ms of Unix time; a smaller value was probably meant in seconds."""
 
@@ -54,6 +60,21 @@ class Hints(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
     client_request_id: str | None = None
     traceparent: str | None = None
+    idempotency_key: str | None = None
+    """The client's name of the request: a repeat with the same name gets the same answer."""
+    responds_async: bool = False
+    """True if the client prefers to collect the answer later."""
+
+    def needs_store(self, path: str) -> bool:
+        """Return whether a request to *path* is to be found under its id again."""
+        return self.idempotency_key is not None or self.is_deferred(path)
+
+    def is_deferred(self, path: str) -> bool:
+        """
+        Return whether the answer to a request to *path* is collected later; where that is not
+        possible, the preference is ignored.
+        """
+        return self.responds_async and path in ENDPOINTS
 
 
 def parse_hints(headers: Mapping[str, str]) -> Hints:
@@ -76,6 +97,8 @@ def parse_hints(headers: Mapping[str, str]) -> Hints:
         timeout_s=_number(TIMEOUT, headers.get(TIMEOUT), low=0.0, high=MAX_TARGET_S),
         client_request_id=_label(headers, REQUEST_ID),
         traceparent=_label(headers, TRACEPARENT),
+        idempotency_key=_idempotency_key(headers),
+        responds_async=_responds_async(headers),
     )
 
 
@@ -137,6 +160,20 @@ def _label(headers: Mapping[str, str], name: str) -> str | None:
     if value is not None and not 1 <= len(value) <= MAX_LABEL_CHARS:
         raise _bad(name, f"must have 1 to {MAX_LABEL_CHARS} characters")
     return value
+
+
+def _idempotency_key(headers: Mapping[str, str]) -> str | None:
+    key = headers.get(IDEMPOTENCY_KEY)
+    if key is not None and not (1 <= len(key) <= MAX_KEY_CHARS and key.isprintable()):
+        raise _bad(IDEMPOTENCY_KEY, f"must have 1 to {MAX_KEY_CHARS} printable characters")
+    return key
+
+
+def _responds_async(headers: Mapping[str, str]) -> bool:
+    """Whether a preference is `respond-async`; unknown preferences are ignored (RFC 7240)."""
+    preferences = headers.get(PREFER, "").split(",")
+    names = (each.partition(";")[0].partition("=")[0] for each in preferences)
+    return any(name.strip().lower() == RESPOND_ASYNC for name in names)
 
 
 def _bad(name: str, takes: str) -> ContractError:

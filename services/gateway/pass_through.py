@@ -42,16 +42,18 @@ class PassThrough:
         body = (await receive())["body"]
         call.rendered()
         generation = await self._producer.submit(
-            _published(call, scope["path"], body),
+            published(call, scope["path"], body),
             reply=ReplyMode.STREAM if call.stream else ReplyMode.FINAL,
             traceparent=call.traceparent,
+            digest=call.digest,
         )
         async with cancelled_on_disconnect(receive, generation):
             answer = _Answer(send, generation, call)
             await (answer.stream() if call.stream else answer.whole())
 
 
-def _published(call: Call, endpoint: str, body: bytes) -> CallRequest:
+def published(call: Call, endpoint: str, body: bytes) -> CallRequest:
+    """The message that publishes the body of a call."""
     return CallRequest(
         endpoint=endpoint,
         body=msgspec.Raw(body),

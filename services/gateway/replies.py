@@ -1,6 +1,6 @@
 """Renders answers in OpenAI's formats; `exchange.py` sends them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -39,6 +39,13 @@ def headway_of(final: RequestCompleted) -> dict[str, Any]:
     }
 
 
+def with_headway(body: bytes, finals: Sequence[RequestCompleted]) -> bytes:
+    """A JSON object with the mesh's results: one, or a list if the call had several requests."""
+    results = [headway_of(final) for final in finals]
+    encoded = msgspec.json.encode(results[0] if len(results) == 1 else results)
+    return body[:-1] + b',"headway":' + encoded + b"}"
+
+
 def usage_of(usage: Usage) -> dict[str, Any]:
     """OpenAI's `usage`, including its field for prefix-cache hits."""
     return {
@@ -57,7 +64,8 @@ class Renderer:
         endpoint: Endpoint of the request, which determines the formats.
         request_id: Id of the request in the mesh; OpenAI's id contains it.
         model: Model name as the client sent it.
-        created: Creation time of the answer, Unix seconds.
+        created: Creation time of a streamed answer, Unix seconds. That of a whole answer is the
+            arrival of the request in the mesh, so that every repeat has the same body.
         include_usage: `stream_options.include_usage`.
     """
 
@@ -79,7 +87,8 @@ class Renderer:
         """JSON body of an answer that is sent as one body."""
         choice = self._endpoint.whole_choice(final.text, final.finish_reason.value)
         parts = {"choices": [choice], "usage": usage_of(final.usage), "headway": headway_of(final)}
-        return msgspec.json.encode(self._start | {"object": self._endpoint.whole} | parts)
+        own = {"object": self._endpoint.whole, "created": int(final.timings.arrived_at)}
+        return msgspec.json.encode(self._start | own | parts)
 
     def opening(self) -> bytes:
         """Event that precedes the text of a streamed answer; empty if the endpoint has none."""

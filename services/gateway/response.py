@@ -5,13 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from services.gateway.call import Call
 from services.gateway.channel import ERROR_STATUSES
 from services.gateway.errors import anthropic_error_body, error_body, error_headers
 from services.gateway.outcomes import Outcome, outcome_of
-from services.gateway.replies import headway_of, sse, sse_error
+from services.gateway.replies import sse, sse_error, with_headway
 from shared.contracts.requests import ErrorInfo
 
 MESH_REQUEST_ID = b"x-headway-request-id"
@@ -134,7 +132,7 @@ class Response:
             return
         whole = b"".join(self._parts)
         if self.call is not None and self.call.finals and _is_object(self._start, whole):
-            whole = whole[:-1] + b',"headway":' + _results(self.call) + b"}"
+            whole = with_headway(whole, self.call.finals)
         await self._pass_start(length=len(whole))
         await self._body(whole, more=False)
 
@@ -177,13 +175,7 @@ def _is_stream(start: dict[str, Any]) -> bool:
     )
 
 
-def _results(call: Call) -> bytes:
-    """The mesh's results: an object, or a list of them if the call has several requests."""
-    results = [headway_of(final) for final in call.finals]
-    return msgspec.json.encode(results[0] if len(results) == 1 else results)
-
-
 def _with_results(event: bytes, call: Call) -> bytes:
     """*event* with the mesh's results in its last JSON object."""
     head, brace, tail = event.rpartition(b"}")
-    return head + b',"headway":' + _results(call) + brace + tail if brace else event
+    return with_headway(head + brace, call.finals) + tail if brace else event

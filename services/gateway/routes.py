@@ -22,7 +22,7 @@ log = structlog.get_logger()
 AnyRequest = Request[object, object, State]
 
 
-TEXT_ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+TEXT_ENDPOINTS = (CHAT.path, COMPLETIONS.path)
 """Endpoints of this application that generate answers."""
 
 

@@ -19,6 +19,7 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.opening import Opening
 from services.gateway.rate_limits import RateLimits, limits_followed
 from services.gateway.reporting import Reporter
+from services.gateway.requests.application import RequestsResource
 from services.gateway.resources import WithResources
 from services.gateway.settings import Settings
 from services.gateway.state import Gateway
@@ -38,9 +39,9 @@ from shared.producer.producer import Producer
 from shared.runtime.cli import Ports
 from shared.runtime.health import Health, serve_http
 from shared.runtime.tasks import every, poll_until
-from shared.store.store import Store, opened_store
-from shared.tenants.keys import KeyWatch
-from shared.tenants.policies import follow_policies, open_policies
+from shared.store.store import Store, opened_store, state_of
+from shared.tenants.keys import KeyWatch, check_keys, open_keys
+from shared.tenants.policies import check_policies, follow_policies, open_policies
 
 log = structlog.get_logger()
 
@@ -56,9 +57,8 @@ def check(settings: Settings) -> None:
         SettingsError: A file cannot be read or is invalid, or a proxy's address is; or there is an
             identity header without trusted proxies.
     """
-    open_policies(settings.tenants)
-    if settings.keys_file is not None:
-        KeyWatch(Path(settings.keys_file))
+    check_policies(settings.tenants)
+    check_keys(settings.keys_file)
     networks_of(settings.trusted_proxies)
     if settings.identity_header is not None and not settings.trusted_proxies:
         raise SettingsError(
@@ -81,8 +81,6 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
         await serve_workers(ports, stop)
         return
     registry = ModelRegistry.load(Path(settings.registry))
-    policies = open_policies(settings.tenants)
-    keys = None if settings.keys_file is None else KeyWatch(Path(settings.keys_file))
     tokenizers = await asyncio.to_thread(load_tokenizers, registry)
     fallbacks = Fallbacks(
         registry=registry,
@@ -95,6 +93,9 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
         ports.open_broker("gateway") as broker,
     ):
         await declare_topology(broker)
+        kept_s = settings.store.documents_kept_s
+        policies = await open_policies(settings.tenants, store, kept_s=kept_s)
+        keys = await open_keys(settings.keys_file, store, kept_s=kept_s)
         async with Producer(
             broker,
             name="gateway",
@@ -147,7 +148,7 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
                 ),
                 open_front(gateway, ports.health) as front,
             ):
-                resources = (FilesResource(gateway),)
+                resources = (FilesResource(gateway), RequestsResource(gateway))
                 opening.application = WithResources(gateway, resources, front.application)
                 log.info("service.started", host=settings.host, port=settings.port)
                 ports.health.started()
@@ -157,7 +158,7 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
                 ports.health.details = lambda: {
                     "models": instances.by_model(),
                     "registry": msgspec.to_builtins(watch.state),
-                    "store": _state_of(store),
+                    "store": state_of(store),
                     "tenants": msgspec.to_builtins(policies.state),
                     "keys": {"refused": "" if keys is None else keys.refused},
                 }
@@ -205,13 +206,6 @@ class FrontSteps:
 
     async def remove(self, model: ModelName) -> None:
         await self.front.remove(model)
-
-
-def _state_of(store: Store | None) -> str:
-    """State of the store, for /health; a gateway without it serves all but stored objects."""
-    if store is None:
-        return "none"
-    return store.problem or "ok"
 
 
 async def _keep(store: Store | None, settings: Settings, stop: asyncio.Event) -> None:

@@ -47,7 +47,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     authentication, and all requests belong to `default_tenant`.
     """
     keys_file: str | None = None
-    """File of API keys that `headway keys` writes; its changes take effect within a second."""
+    """
+    File of API keys that `headway keys` writes, or `store:`; changes take effect within a second.
+    """
     identity_header: str | None = None
     """
     Header in which a proxy that has authenticated its users names the tenant, for example

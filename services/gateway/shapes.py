@@ -14,6 +14,7 @@ class Endpoint:
     """One of the two endpoints that generate text."""
 
     name: str
+    path: str
     body_type: type[ChatBody] | type[CompletionBody]
     id_prefix: str
     whole: str
@@ -53,6 +54,7 @@ def _text(text: str, reason: str | None) -> Choice:
 
 CHAT = Endpoint(
     name="chat",
+    path="/v1/chat/completions",
     body_type=ChatBody,
     id_prefix="chatcmpl-",
     whole="chat.completion",
@@ -64,6 +66,7 @@ CHAT = Endpoint(
 """Endpoint /v1/chat/completions."""
 COMPLETIONS = Endpoint(
     name="completions",
+    path="/v1/completions",
     body_type=CompletionBody,
     id_prefix="cmpl-",
     whole="text_completion",
@@ -72,3 +75,5 @@ COMPLETIONS = Endpoint(
     chunk_choice=_text,
 )
 """Endpoint /v1/completions."""
+BY_PATH = {each.path: each for each in (CHAT, COMPLETIONS)}
+"""Path -> its endpoint."""

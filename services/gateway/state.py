@@ -10,6 +10,7 @@ from services.gateway.rate_limits import RateLimits
 from services.gateway.settings import Settings
 from services.gateway.tenants import Tenants
 from shared.broker.protocol import Broker
+from shared.contracts.errors import ContractError
 from shared.models.registry import ModelRegistry
 from shared.producer.producer import Producer
 from shared.runtime.clock import Clock, SystemClock
@@ -35,3 +36,31 @@ class Gateway:
     limits: RateLimits = field(default_factory=lambda: RateLimits(SystemClock()))
     broker: Broker | None = None
     """Connection for questions about usage."""
+
+    def usable_store(self) -> Store:
+        """
+        The store, if it can be used.
+
+        Raises:
+            ContractError: There is none.
+            StoreUnavailableError: It cannot be used now.
+        """
+        return usable(self.store)
+
+
+def usable(store: Store | None) -> Store:
+    """
+    A store that can be used.
+
+    Raises:
+        ContractError: None is configured.
+        StoreUnavailableError: It cannot be used now.
+    """
+    if store is None:
+        raise ContractError(
+            "this gateway has no store: set store.data_dir, or store.url and store.files",
+            code="store_not_configured",
+            status=501,
+        )
+    store.require()
+    return store

@@ -85,6 +85,7 @@ async def up(options: Options) -> int:
         gateway={"front": options.front}
         | ({} if kept is None else {"store": kept})
         | ({} if keys is None else {"keys_file": str(keys)}),
+        planner={} if kept is None else {"store": kept},
         estimator={"usage_dir": str(options.log_dir / "usage")},
         tenants=tenants,
         agents=agents,

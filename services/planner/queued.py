@@ -32,15 +32,15 @@ def held_for_s(request: QueuedRequest, now: UnixTime) -> Seconds:
     return max(0.0, request.arrived_at - now)
 
 
-async def hold(broker: Broker, request: QueuedRequest, now: UnixTime) -> None:
+async def hold(broker: Broker, request: QueuedRequest, now: UnixTime, left_s: Seconds) -> None:
     """
-    Put *request* into the delay queue with the longest delay that is not too long for it; the
+    Put *request* into the delay queue with the longest delay that is not above *left_s*; the
     shortest one makes it at most a quarter of a second late.
 
     Raises:
         TransientError: The broker did not accept the request.
     """
-    queue = topology.delay_queue(held_for_s(request, now))
+    queue = topology.delay_queue(left_s)
     # The message needs no lifetime of its own: the request ends later than it may begin.
     message = replace(queued_message(request, now), expiration_s=None)
     outcome = await publish_until_confirmed(broker, topology.LANES, queue.name, message)

@@ -16,6 +16,9 @@ from services.planner.grouper.dead_letter_replies import DeadLetterReplies
 from services.planner.grouper.expiry import Expiry
 from services.planner.grouper.grouper import Grouper
 from services.planner.grouper.intake import Intake
+from services.planner.grouper.stored.claims import Claims
+from services.planner.grouper.stored.questions import Questions
+from services.planner.grouper.stored.replies import StoredReplies
 from services.planner.grouper.tenants import DEMAND_PERIOD_S, TenantGate
 from services.planner.grouper.watched_ends import WatchedEnds
 from services.planner.handlers import (
@@ -44,7 +47,15 @@ from shared.models.watch import NoSteps, RegistryWatch
 from shared.runtime.cli import Ports
 from shared.runtime.stall_detector import PERIOD_S as ATTENTION_PERIOD_S
 from shared.runtime.tasks import every
-from shared.tenants.policies import Policies, PolicyFile, follow_policies, open_policies
+from shared.store.settings import StoreSettings
+from shared.store.store import Store, opened_store, state_of
+from shared.tenants.policies import (
+    Policies,
+    WatchedPolicies,
+    check_policies,
+    follow_policies,
+    open_policies,
+)
 from solver.planning.review import ReviewOptions
 from solver.prediction.lengths.prompt_lengths import PromptLengths
 from solver.routing.shares import TenantShares
@@ -56,6 +67,9 @@ NOTICE_PERIOD_S = 0.01
 DISPATCH_PERIOD_S = 0.01
 EXPIRY_PERIOD_S = 0.05
 DEAD_LETTERS_AT_ONCE = 64
+STORED_REPLIES_AT_ONCE = 256
+QUESTIONS_AT_ONCE = 16
+CLAIMS_PERIOD_S = 0.5
 TICK_PERIOD_S = 1.0
 
 
@@ -67,7 +81,7 @@ def check(settings: Settings) -> None:
         SettingsError: A policy is unknown, and the message lists the known ones; or the file of
             tenants cannot be read or is invalid.
     """
-    open_policies(settings.tenants)
+    check_policies(settings.tenants)
     if settings.leader.policy not in PLAN_POLICIES:
         known = ", ".join(PLAN_POLICIES)
         raise SettingsError(
@@ -87,11 +101,17 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
     registry = ModelRegistry.load(Path(ports.settings.registry))
     name = f"planner-{os.getpid()}-{secrets.token_hex(3)}"
     async with AsyncExitStack() as stack:
+        is_grouper = "grouper" in ports.settings.roles
+        settings = ports.settings.store if is_grouper else StoreSettings()
+        store = await stack.enter_async_context(opened_store(settings))
         broker = await stack.enter_async_context(ports.open_broker(f"headway-{name}"))
         await declare_topology(broker)
+        # A leader needs no policies.
+        place = ports.settings.tenants if is_grouper else None
+        policies = await open_policies(place, store, kept_s=settings.documents_kept_s)
         async with asyncio.TaskGroup() as tasks:
-            planner = _Planner(ports, broker, registry, name, tasks, stack, stop)
-            if "grouper" in ports.settings.roles:
+            planner = _Planner(ports, broker, store, registry, policies, name, tasks, stack, stop)
+            if is_grouper:
                 await planner.start_grouper()
             if "leader" in ports.settings.roles:
                 await planner.start_leader()
@@ -109,17 +129,20 @@ class _Planner:
         self,
         ports: Ports[Settings],
         broker: Broker,
+        store: Store | None,
         registry: ModelRegistry,
+        policies: WatchedPolicies | Policies,
         name: str,
         tasks: asyncio.TaskGroup,
         stack: AsyncExitStack,
         stop: asyncio.Event,
     ) -> None:
         self._ports, self._broker, self._registry, self._name = ports, broker, registry, name
+        self._store = store
         self._tasks, self._stack, self._stop = tasks, stack, stop
         self._incarnation = secrets.token_hex(6)
         self._queues = WorkQueues(broker, source_name(name, self._incarnation))
-        self.policies: PolicyFile | Policies = open_policies(ports.settings.tenants)
+        self.policies = policies
 
     async def follow_registry(self) -> None:
         """Follow the registry file until the stop."""
@@ -156,15 +179,19 @@ class _Planner:
             tenants.ended(tenant, request_id)
 
         expiry = self._expiry(state, settings, finish)
+        store = self._store
+        claims = Claims(store=store, holder=source_name(self._name, self._incarnation))
+        intake = Intake(
+            registry=self._registry,
+            settings=settings,
+            layout=ports.settings.layout,
+            lengths=lengths,
+            policies=policies,
+            finals_kept_s=None if store is None else ports.settings.store.finals_kept_s,
+        )
         grouper = Grouper(
             broker=broker,
-            intake=Intake(
-                registry=self._registry,
-                settings=settings,
-                layout=ports.settings.layout,
-                lengths=lengths,
-                policies=policies,
-            ),
+            intake=intake,
             settings=settings,
             state=state,
             clock=ports.clock,
@@ -174,9 +201,14 @@ class _Planner:
             expiry=expiry,
             routing=routing,
             tenants=tenants,
+            claims=claims,
         )
         dead_letter_replies = DeadLetterReplies(
-            broker=broker, clock=ports.clock, state=state, expiry=expiry
+            broker=broker,
+            clock=ports.clock,
+            state=state,
+            expiry=expiry,
+            stored_tenant=intake.stored_tenant,
         )
         grouper_metrics(ports.health.metrics, grouper.state, lengths)
         keys = [
@@ -206,13 +238,26 @@ class _Planner:
             topology.DEAD_LETTER_REPLIES, dead_letter_replies.on_dead_letter, DEAD_LETTERS_AT_ONCE
         )
         await self._consume(topology.HELD, grouper.on_held, settings.rest_prefetch)
+        questions = Questions(broker=broker, store=store, settings=settings)
+        await self._consume(topology.QUESTIONS, questions.on_question, QUESTIONS_AT_ONCE)
+        if store is not None:
+            await self._start_store(store, claims)
         self._repeat("grouper.report", settings.report_period_s, grouper.report)
         self._repeat("grouper.tenants", DEMAND_PERIOD_S, tenants.report)
-        ports.health.details = lambda: {"tenants": msgspec.to_builtins(policies.state)}
+        ports.health.details = lambda: {
+            "tenants": msgspec.to_builtins(policies.state),
+            "store": state_of(store),
+        }
         self._repeat("grouper.notices", NOTICE_PERIOD_S, grouper.send_owed_notices)
         self._repeat("grouper.expiry", EXPIRY_PERIOD_S, expiry.end_due)
         if routing is not None:
             self._start_routing(routing)
+
+    async def _start_store(self, store: Store, claims: Claims) -> None:
+        replies = StoredReplies(broker=self._broker, store=store, stop=self._stop)
+        await self._consume(topology.STORED, replies.on_reply, STORED_REPLIES_AT_ONCE)
+        self._tasks.create_task(store.follow(self._stop), name="follow-store")
+        self._repeat("grouper.claims", CLAIMS_PERIOD_S, claims.mark_late)
 
     def _expiry(
         self,

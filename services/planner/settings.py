@@ -8,6 +8,7 @@ from msgspec import Meta
 from shared.contracts.checks import IngressLimits
 from shared.contracts.qos import Importance, OnLate, QosClass
 from shared.runtime.settings import ServiceSettings
+from shared.store.settings import StoreSettings
 from solver.planning.capacity.advice import AdviceOptions
 from solver.planning.reserved_capacity import ReservedCapacityOptions
 
@@ -201,3 +202,9 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """
     grouper: GrouperSettings = GrouperSettings()
     leader: LeaderSettings = LeaderSettings()
+    store: StoreSettings = StoreSettings()
+    """
+    Store of groupers, the same as the gateways': they claim in it the ids of requests with an
+    `Idempotency-Key` or the header `x-headway-idempotent`. Without `store.data_dir` and `store.url`
+    there is none, and such requests are refused.
+    """

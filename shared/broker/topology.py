@@ -52,11 +52,15 @@ HELD = "headway.held"
 UNCLAIMED_FINALS = "headway.unclaimed-finals"
 STORED = "headway.stored"
 """Replies of stored work, bound to `REPLIES` as a reply queue; groupers write them to the store."""
+QUESTIONS = "headway.questions"
+"""Questions about stored requests, which groupers answer; unanswered ones are dropped."""
 WORK_QUEUES = "headway.work-queues"
 """Names of the work queues that exist, for new leaders (`shared/broker/queue_list.py`)."""
 
 INTERACTIVE_KEY = "interactive"
 REST_KEY = "rest"
+CONTROL_REQUEST = "request.asked"
+"""Routing key of questions about stored requests."""
 
 DELIVERY_LIMIT = 20
 """
@@ -81,6 +85,8 @@ REPLY_EXPIRES_S = 600.0
 UNCLAIMED_TTL_S = 7 * 24 * 3600.0
 """Age at which a broker policy drops finals that no producer collected."""
 GLOBAL_MAX_BYTES = 8 * 1024**3
+QUESTION_TTL_S = 10.0
+"""Age at which a question is dropped: who asked does not wait for longer."""
 
 DELAYS_MS: tuple[int, ...] = tuple(250 * 2**n for n in range(19))
 """
@@ -133,6 +139,13 @@ QUEUES: tuple[QueueSpec, ...] = (
     QueueSpec(name=DEAD_LETTER_REPLIES, delivery_limit=KEPT_LIMIT),
     QueueSpec(name=STORED, delivery_limit=KEPT_LIMIT),
     QueueSpec(
+        name=QUESTIONS,
+        type=QueueType.CLASSIC,
+        max_length=10_000,
+        drop_head=True,
+        message_ttl_s=QUESTION_TTL_S,
+    ),
+    QueueSpec(
         name=DEAD_LETTERS,
         delivery_limit=KEPT_LIMIT,
         max_length_bytes=GLOBAL_MAX_BYTES,
@@ -157,6 +170,7 @@ BINDINGS: tuple[BindingSpec, ...] = (
     BindingSpec(exchange=LANES, queue=WORK_QUEUES, routing_key=WORK_QUEUES),
     BindingSpec(exchange=LANES, queue=HELD, routing_key=HELD),
     BindingSpec(exchange=REPLIES, queue=STORED, routing_key=STORED),
+    BindingSpec(exchange=CONTROL, queue=QUESTIONS, routing_key=CONTROL_REQUEST),
     BindingSpec(exchange=DEAD, queue=DEAD_LETTERS, routing_key=""),
     BindingSpec(exchange=DEAD, queue=DEAD_LETTER_REPLIES, routing_key=""),
     BindingSpec(exchange=UNCLAIMED, queue=UNCLAIMED_FINALS, routing_key=""),
@@ -346,7 +360,8 @@ def control_keys(instance_id: str | None = None) -> tuple[str, ...]:
     """Routing keys on `headway.control` to which a service binds its queue."""
     if instance_id is None:
         return ("all.#",)
-    return ("all.#", control_instance(instance_id), command_instance(instance_id))
+    of_instance = control_instance(instance_id), command_instance(instance_id)
+    return ("all.#", COMMAND_CANCEL, *of_instance)
 
 
 CONTROL_LANE = "all.lane"

@@ -1,10 +1,12 @@
-"""`headway store`: migrates and examines the store."""
+"""`headway store`: migrates and examines the store, and changes its documents."""
 
 import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import func, select
@@ -15,12 +17,16 @@ from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from shared.runtime.logging import configure_logging
 from shared.runtime.settings import load_group
 from shared.store.database import Database
+from shared.store.documents import KEYS, NAMES, TENANTS
 from shared.store.location import Location, location_of
 from shared.store.migrating import migrate, read_schema
 from shared.store.migrations import HEAD
 from shared.store.schema import files, leases
 from shared.store.settings import StoreSettings
 from shared.store.store import Store
+from shared.tenants.keys import decode_keys
+from shared.tenants.policies import decode_policies
+from shared.tenants.watched import read_file
 
 Options = argparse.Namespace
 OPTIONS = ("url", "data_dir", "files")
@@ -31,7 +37,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
     """Create the parser of the command line."""
     root = argparse.ArgumentParser(
         prog=prog,
-        description="Migrate and examine the store of files.",
+        description="Migrate and examine the store, and change the documents that services follow.",
         epilog="The store is configured by the options, else by HEADWAY_STORE_<FIELD>. Exit codes: "
         "0 ok, 1 failed, 2 usage, settings or a schema that does not fit.",
     )
@@ -40,6 +46,8 @@ def parser(prog: str) -> argparse.ArgumentParser:
         ("migrate", "bring the schema to the revision of this version; safe to run in parallel"),
         ("status", "print the revision of the schema, and what is stored"),
         ("check", "check that a service could use the store"),
+        ("get", "print a document that services follow: keys, or policies of tenants"),
+        ("put", "check a file, and make it the new version of a document"),
     ):
         verb = verbs.add_parser(name, help=text, description=text)
         # No default in the help: the URL may contain a password.
@@ -47,6 +55,10 @@ def parser(prog: str) -> argparse.ArgumentParser:
         verb.add_argument("--data-dir", metavar="DIR", help="directory of the SQLite store")
         verb.add_argument("--files", metavar="URL", help="place of file bodies, an fsspec URL")
         verb.add_argument("--json", action="store_true", help="machine-readable output")
+        if name in {"get", "put"}:
+            verb.add_argument("name", choices=NAMES, help="name of the document")
+        if name == "put":
+            verb.add_argument("file", type=Path, help="file with the new content")
     return root
 
 
@@ -98,10 +110,47 @@ async def run_check(location: Location, settings: StoreSettings, options: Option
     return EXIT_OK
 
 
+async def run_get(location: Location, settings: StoreSettings, options: Options) -> int:
+    """Print a document."""
+    async with _usable(location, settings) as store:
+        found = await store.documents.get(options.name)
+    if found is None:
+        raise SettingsError(f"the store has no document {options.name!r}")
+    sys.stdout.write(found.content.decode())
+    return EXIT_OK
+
+
+async def run_put(location: Location, settings: StoreSettings, options: Options) -> int:
+    """Replace a document by the content of a file."""
+    content = read_file(options.file)
+    DECODERS[options.name](options.file, content)
+    async with _usable(location, settings) as store:
+        found = await store.documents.get(options.name)
+        after = 0 if found is None else found.version
+        version = await store.documents.put(options.name, content, after=after)
+    print_data({"document": options.name, "version": version}, as_json=options.json)
+    return EXIT_OK
+
+
+@asynccontextmanager
+async def _usable(location: Location, settings: StoreSettings) -> AsyncIterator[Store]:
+    """A store that this process can use."""
+    store = Store(location, settings)
+    try:
+        await store.check()
+        yield store
+    finally:
+        await store.close()
+
+
+DECODERS: dict[str, Callable[[Path, bytes], object]] = {KEYS: decode_keys, TENANTS: decode_policies}
+"""Name of a document -> check of its content."""
 VERBS: dict[str, Callable[[Location, StoreSettings, Options], Coroutine[Any, Any, int]]] = {
     "migrate": run_migrate,
     "status": run_status,
     "check": run_check,
+    "get": run_get,
+    "put": run_put,
 }
 
 

@@ -18,7 +18,7 @@ from shared.store.database import Database
 from shared.store.leases import Lease, Leases
 from shared.store.schema import requests, waiters
 
-CLAIM_S: Seconds = 10.0
+CLAIM_S: Seconds = 30.0
 """Time for which a grouper may put a request into its queue; then another grouper may."""
 UNENDED_S: Seconds = 7 * 24 * 3600.0
 """Time after which a row without a final is deleted: its request was lost or never published."""
@@ -113,6 +113,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """`completed`, or the code of the error."""
     final: bytes
     at: UnixTime
+    is_refusal: bool = False
+    """True if the request was refused before it was grouped."""
 
     @property
     def key(self) -> Key:
@@ -182,7 +184,12 @@ class RequestRows:
         """
         now = self._database.now
         rows = [_values(each) | {"is_asked": True, "endpoint": each.endpoint} for each in asked]
+        keys = sorted(each.key for each in asked)
+        expired = and_(
+            tuple_(requests.c.tenant, requests.c.id).in_(keys), requests.c.expires_at <= now
+        )
         async with self._database.write() as connection:
+            await connection.execute(delete(requests).where(expired))
             made = await self._inserted(connection, rows, now)
         return [each.key in made for each in asked]
 
@@ -289,8 +296,8 @@ class RequestRows:
                 row = rows.get(each.key)
                 if row is None or finals[each.key] is not None:
                     continue
-                if row.grouped_at is None and not row.is_asked and each.outcome != "completed":
-                    continue  # a refusal: the same id may be asked again
+                if each.is_refusal and (row.grouped_at is not None or not row.is_asked):
+                    continue  # a repeat was refused, or the same id may be asked again
                 finals[each.key] = each.final
                 await connection.execute(
                     update(requests)

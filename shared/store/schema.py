@@ -107,6 +107,16 @@ requests = Table(
     Index(None, "expires_at"),
 )
 
+documents = Table(
+    "documents",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("content", LargeBinary, nullable=False),
+    # Grows with each change: a change names the version that it is based on.
+    Column("version", Integer, nullable=False),
+    Column("changed_at", Double, nullable=False),
+)
+
 waiters = Table(
     "waiters",
     metadata,

@@ -65,6 +65,11 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     Time for which the final of a request with an id of its own is kept: until then, a repeat of the
     id gets it.
     """
+    documents_kept_s: PositiveS = 3600.0
+    """
+    Time for which API keys from the store (`keys_file=store:`) are valid while the database is
+    away; then requests with keys get status 503.
+    """
     retention_period_s: PositiveS = 30.0
     """Period in which expired files and requests are deleted."""
     sweep_period_s: PositiveS = 3600.0

@@ -20,6 +20,7 @@ from shared.contracts.errors import (
 from shared.runtime.tasks import pause
 from shared.store.bodies import MARKER, Bodies
 from shared.store.database import Database, Now, database_clock
+from shared.store.documents import DocumentRows
 from shared.store.files import FileRows
 from shared.store.leases import Leases
 from shared.store.location import Host, Location, location_of, this_host
@@ -66,6 +67,7 @@ class Store:
         self.database = Database(location.url, timeout_s=settings.timeout_s, clock=clock)
         self.leases = Leases(self.database)
         self.files = FileRows(self.database, self.leases)
+        self.documents = DocumentRows(self.database)
         self.requests = RequestRows(self.database, self.leases)
         self.responses = ResponseRows(self.database, self.leases)
         self.deliveries = DeliveryRows(self.database, self.leases)
@@ -218,6 +220,13 @@ class Store:
         query = select(schema_info.c.files_marker)
         marker: str | None = (await connection.execute(query)).scalar_one()
         return marker
+
+
+def state_of(store: Store | None) -> str:
+    """State of the store, for /health: a service without it does all but stored work."""
+    if store is None:
+        return "none"
+    return store.problem or "ok"
 
 
 @asynccontextmanager

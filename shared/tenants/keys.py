@@ -4,7 +4,7 @@ import fcntl
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -16,7 +16,9 @@ import msgspec
 from shared.contracts.base import Seconds, TenantId, UnixTime
 from shared.contracts.errors import SettingsError
 from shared.contracts.tenants.keys import ApiKey, KeyFile, Scope
-from shared.tenants.watched_file import WatchedFile
+from shared.store.documents import KEYS
+from shared.store.store import Store
+from shared.tenants.watched import STORE, Watched, WatchedFile, watched_document
 
 PREFIX = "sk-hw-"
 KEY_BYTES = 32
@@ -80,29 +82,68 @@ def check_mode(path: Path) -> None:
 
 class KeyWatch:
     """
-    The keys of a file, which is followed while the process runs.
+    Keys that are followed while the process runs.
 
     Args:
-        path: The file.
+        source: The file or document.
+    """
+
+    def __init__(self, source: Watched[Mapping[str, ApiKey]]) -> None:
+        self._source = source
+        self.apply = source.apply
+
+    def find(self, key: str) -> ApiKey | None:
+        """
+        The entry of a key.
+
+        Raises:
+            StoreUnavailableError: The keys are too old, and the database is away.
+        """
+        self._source.require()
+        # Looked up by digest, so that the time reveals nothing about a key.
+        return self._source.value.get(digest_of_key(key))
+
+    @property
+    def refused(self) -> str:
+        """Error of a newer version, which has no effect."""
+        return self._source.refused
+
+
+def key_file(path: Path) -> KeyWatch:
+    """
+    The keys of a file.
 
     Raises:
         SettingsError: The file cannot be read, is invalid, or is readable by all.
     """
+    check_mode(path)
+    return KeyWatch(WatchedFile(path, decode_keys))
 
-    def __init__(self, path: Path) -> None:
-        check_mode(path)
-        self._file = WatchedFile(path, decode_keys)
-        self.apply = self._file.apply
 
-    def find(self, key: str) -> ApiKey | None:
-        """The entry of a key."""
-        # Looked up by digest, so that the time reveals nothing about a key.
-        return self._file.value.get(digest_of_key(key))
+def check_keys(place: str | None) -> None:
+    """
+    Check the file of keys, if *place* is one.
 
-    @property
-    def refused(self) -> str:
-        """Error of a newer version of the file, which has no effect."""
-        return self._file.refused
+    Raises:
+        SettingsError: As for `key_file`.
+    """
+    if place not in {None, STORE}:
+        key_file(Path(str(place)))
+
+
+async def open_keys(place: str | None, store: Store | None, *, kept_s: Seconds) -> KeyWatch | None:
+    """
+    The keys at *place*, a file or `store:`; None without one.
+
+    Raises:
+        SettingsError: The keys cannot be read, or are invalid; or there is no store.
+        StoreUnavailableError: The database does not answer.
+    """
+    if place is None:
+        return None
+    if place != STORE:
+        return key_file(Path(place))
+    return KeyWatch(await watched_document(store, KEYS, decode_keys, kept_s=kept_s))
 
 
 class SettingsKeys:
@@ -204,6 +245,11 @@ class KeyEdit:
         self.keys[[each.id for each in self.keys].index(key.id)] = key
 
 
+def encode_keys(keys: Sequence[ApiKey]) -> bytes:
+    """The content of a file or document with *keys*."""
+    return msgspec.json.format(msgspec.json.encode(KeyFile(keys=tuple(keys))))
+
+
 def read_keys(path: Path) -> tuple[ApiKey, ...]:
     """
     The keys of a file, in its order.
@@ -236,7 +282,7 @@ def key_edit(path: Path) -> Iterator[KeyEdit]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         edit = KeyEdit(list(read_keys(path)) if path.exists() else [])
         yield edit
-        _write(path, msgspec.json.format(msgspec.json.encode(KeyFile(keys=tuple(edit.keys)))))
+        _write(path, encode_keys(edit.keys))
     finally:
         os.close(lock)
 

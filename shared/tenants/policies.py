@@ -1,4 +1,4 @@
-"""Policies of tenants, from a file `tenants.json`."""
+"""Policies of tenants, from a file `tenants.json` or from the store."""
 
 import asyncio
 from collections.abc import Mapping
@@ -8,12 +8,14 @@ from typing import Protocol
 
 import msgspec
 
-from shared.contracts.base import TenantId
+from shared.contracts.base import Seconds, TenantId
 from shared.contracts.errors import SettingsError
 from shared.contracts.tenants.policies import TenantPolicy, TenantsState
 from shared.models.watch import PERIOD_S
 from shared.runtime.tasks import every
-from shared.tenants.watched_file import WatchedFile
+from shared.store.documents import TENANTS
+from shared.store.store import Store
+from shared.tenants.watched import STORE, Watched, WatchedFile, watched_document
 
 MAX_TENANT_CHARS = 128
 
@@ -95,45 +97,65 @@ def _policy(path: Path, whose: str, raw: msgspec.Raw) -> TenantPolicy:
     return policy
 
 
-class PolicyFile:
+class WatchedPolicies:
     """
-    The policies of a file, which are followed while the process runs.
+    Policies that are followed while the process runs.
 
     Args:
-        path: The file.
-
-    Raises:
-        SettingsError: The file cannot be read, or is invalid.
+        source: The file or document.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._file = WatchedFile(path, decode_policies)
+    def __init__(self, source: Watched[Policies]) -> None:
+        self._source = source
 
     def policy(self, tenant: TenantId) -> TenantPolicy:
-        """The policy of a tenant, by the last valid version of the file."""
-        return self._file.value.policy(tenant)
+        """The policy of a tenant, by the last valid version."""
+        return self._source.value.policy(tenant)
 
     @property
     def state(self) -> TenantsState:
-        """Version of the file that is in effect, and the error of a newer one."""
-        return TenantsState(digest=self._file.digest, refused=self._file.refused)
+        """Version that is in effect, and the error of a newer one."""
+        return TenantsState(digest=self._source.digest, refused=self._source.refused)
 
     async def follow(self, stop: asyncio.Event) -> None:
-        """Follow changes of the file until *stop*."""
-        await every(PERIOD_S, self._file.apply, stop=stop)
+        """Follow changes until *stop*."""
+        await every(PERIOD_S, self._source.apply, stop=stop)
 
 
-def open_policies(path: str | None) -> PolicyFile | Policies:
+def check_policies(place: str | None) -> None:
     """
-    The policies of a file; without one, everything is allowed to all tenants.
+    Check the file of policies, if *place* is one.
 
     Raises:
         SettingsError: The file cannot be read, or is invalid.
     """
-    return Policies() if path is None else PolicyFile(Path(path))
+    if place not in {None, STORE}:
+        WatchedFile(Path(str(place)), decode_policies)
 
 
-async def follow_policies(policies: PolicyFile | Policies, stop: asyncio.Event) -> None:
-    """Follow the file of the policies, if they have one, until *stop*."""
-    if isinstance(policies, PolicyFile):
+async def open_policies(
+    place: str | None, store: Store | None = None, *, kept_s: Seconds = 0.0
+) -> WatchedPolicies | Policies:
+    """
+    The policies at *place*; without one, everything is allowed to all tenants.
+
+    Args:
+        place: A file, or `store:`.
+        store: The store of the process.
+        kept_s: See `WatchedDocument`.
+
+    Raises:
+        SettingsError: The policies cannot be read, or are invalid; or there is no store.
+        StoreUnavailableError: The database does not answer.
+    """
+    if place is None:
+        return Policies()
+    if place != STORE:
+        return WatchedPolicies(WatchedFile(Path(place), decode_policies))
+    return WatchedPolicies(await watched_document(store, TENANTS, decode_policies, kept_s=kept_s))
+
+
+async def follow_policies(policies: WatchedPolicies | Policies, stop: asyncio.Event) -> None:
+    """Follow the place of the policies, if they have one, until *stop*."""
+    if isinstance(policies, WatchedPolicies):
         await policies.follow(stop)

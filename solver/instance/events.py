@@ -213,6 +213,8 @@ class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled"):
     reply_to: str | None = None
     user: str | None = None
     """Sender, as the broker has authenticated it; it counts for requests without a reply queue."""
+    stored_of: str | None = None
+    """Tenant whose stored request a gateway or planner cancels; then the sender counts no more."""
 
 
 class RunStopped(Event, frozen=True, kw_only=True, tag="run_stopped"):

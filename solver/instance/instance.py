@@ -46,7 +46,7 @@ from solver.instance.events import (
 from solver.instance.operations import start_alone
 from solver.instance.renewal import renew
 from solver.instance.request import Ending, Phase
-from solver.instance.state import InstanceState, cancel_proof
+from solver.instance.state import InstanceState, cancel_proof, cancel_proofs, stored_proof
 from solver.planning.lso.operations import Evict, Rule, because
 
 Handler = Callable[[InstanceState, Any, UnixTime], Iterator[Command]]
@@ -169,12 +169,15 @@ def _on_loaded(instance: InstanceState, event: Loaded, now: UnixTime) -> Iterato
 
 def _on_cancelled(instance: InstanceState, event: Cancelled, _now: UnixTime) -> Iterator[Command]:
     """End the request if this instance holds it, and store the cancellation for later pulls."""
-    if event.reply_to is None and event.user is None:
+    if event.stored_of is not None:
+        proof = stored_proof(event.stored_of)
+    elif event.reply_to is None and event.user is None:
         return  # any producer could have sent it
-    proof = cancel_proof(event.reply_to, event.user)
+    else:
+        proof = cancel_proof(event.reply_to, event.user)
     instance.cancel(event.request_id, proof)
     held = instance.requests.find(event.request_id)
-    if held is None or cancel_proof(held.request.reply_to, held.request.tenant) != proof:
+    if held is None or proof not in cancel_proofs(held.request):
         return
     if held.run is not None:
         yield from end.abort(instance, held, Ending.CANCELLED)

@@ -12,7 +12,7 @@ from shared.contracts.base import InstanceId, ModelName, RequestId, RunId, Secon
 from shared.contracts.estimates import Profile
 from shared.contracts.lanes import LaneLayout, inbox_name
 from shared.contracts.plans import PlanPublished, Segment
-from shared.contracts.requests import MAX_HISTORY, HistoryEntry
+from shared.contracts.requests import MAX_HISTORY, HistoryEntry, QueuedRequest
 from shared.contracts.telemetry import Capability, InstanceTotals
 from solver.instance.events import EngineView, ModelFacts
 from solver.instance.renewal.renewals import Renewals
@@ -333,8 +333,9 @@ class InstanceState:
 
     def is_cancelled(self, held: Held) -> bool:
         """Return whether the producer has cancelled the request."""
-        proof = cancel_proof(held.request.reply_to, held.request.tenant)
-        return (held.request_id, proof) in self.cancelled
+        return any(
+            (held.request_id, proof) in self.cancelled for proof in cancel_proofs(held.request)
+        )
 
     def note(self, held: Held, what: str, why: str = "") -> None:
         """Add an entry to the history that travels with a request."""
@@ -350,6 +351,17 @@ class InstanceState:
         self.departed[request_id] = how
         while len(self.departed) > _DEPARTED_MEMORY:
             self.departed.popitem(last=False)
+
+
+def cancel_proofs(request: QueuedRequest) -> tuple[str, ...]:
+    """What entitles a sender to cancel *request*: any of these."""
+    proof = cancel_proof(request.reply_to, request.tenant)
+    return (proof,) if request.stored is None else (proof, stored_proof(request.tenant))
+
+
+def stored_proof(tenant: str) -> str:
+    """Proof of a gateway or planner, which has authenticated the tenant of a stored request."""
+    return f"stored {tenant}"
 
 
 def cancel_proof(reply_to: str | None, user: str | None) -> str:

@@ -165,7 +165,7 @@ async def depths(broker: Broker, mesh: ProcessMesh) -> dict[str, int]:
     counts = await count_queues(broker, models, LaneLayout())
     soft = (
         *("headway.leader", "headway.estimator", "headway.work-queues"),
-        *("headway.tenants", "headway.usage"),
+        *("headway.tenants", "headway.usage", "headway.questions"),
     )
     ready = {c.queue: c.ready for c in counts if c.queue not in soft}
     # The list of inboxes is not requested from a leader, which may have been killed.

@@ -43,6 +43,7 @@ from shared.runtime.health import Health
 from tests.brokers import BrokerRig, RabbitRig, eventually
 
 INSTANCE = InstanceId("i1")
+PIECES = ("Hel", "lo ", "wor", "ld")
 
 
 @dataclass(frozen=True)
@@ -81,35 +82,7 @@ class Request:
         await self.reply(TokensEmitted(instance_id=INSTANCE, chunks=(chunk,)))
 
     async def complete(self, *pieces: str) -> None:
-        now = SystemClock().now()
-        prompt_tokens = self.body.prompt_tokens or 0
-        await self.reply(
-            RequestCompleted(
-                request_id=RequestId(self.body.id or ""),
-                run_id=RunId("run1"),
-                instance_id=INSTANCE,
-                model=self.body.model,
-                token_ids=tuple(range(10, 10 + len(pieces))),
-                text="".join(pieces),
-                finish_reason=FinishReason.STOP,
-                usage=Usage(
-                    prompt_tokens=prompt_tokens,
-                    completion_tokens=len(pieces),
-                    total_tokens=prompt_tokens + len(pieces),
-                    cached_tokens=1,
-                ),
-                timings=Timings(
-                    arrived_at=self.body.arrived_at or now,
-                    grouped_at=now,
-                    pulled_at=now,
-                    submitted_at=now,
-                    first_token_at=now,
-                    finished_at=now,
-                ),
-                verdict=SloVerdict(attained=True),
-                engine="fake",
-            )
-        )
+        await self.reply(completed(self.body, *pieces))
 
     async def fail(self, *, status: int, code: str, run: str | None = None) -> None:
         await self.reply(
@@ -122,14 +95,49 @@ class Request:
         )
 
 
+def completed(body: InferenceRequest, *pieces: str) -> RequestCompleted:
+    """The final of a request whose answer is *pieces*."""
+    now = SystemClock().now()
+    prompt_tokens = body.prompt_tokens or 0
+    return RequestCompleted(
+        request_id=RequestId(body.id or ""),
+        run_id=RunId("run1"),
+        instance_id=INSTANCE,
+        model=body.model,
+        token_ids=tuple(range(10, 10 + len(pieces))),
+        text="".join(pieces),
+        finish_reason=FinishReason.STOP,
+        usage=Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=len(pieces),
+            total_tokens=prompt_tokens + len(pieces),
+            cached_tokens=1,
+        ),
+        timings=Timings(
+            arrived_at=body.arrived_at or now,
+            grouped_at=now,
+            pulled_at=now,
+            submitted_at=now,
+            first_token_at=now,
+            finished_at=now,
+        ),
+        verdict=SloVerdict(attained=True),
+        engine="fake",
+    )
+
+
+async def stream(request: Request, *pieces: str) -> None:
+    """Send the replies of a run before its final."""
+    await request.start()
+    for offset, piece in enumerate(pieces):
+        await request.tokens(offset, piece)
+
+
 async def answer(request: Request) -> None:
     """Answer as a healthy mesh does: stream if requested, then complete."""
-    pieces = ("Hel", "lo ", "wor", "ld")
     if request.body.reply is ReplyMode.STREAM:
-        await request.start()
-        for offset, piece in enumerate(pieces):
-            await request.tokens(offset, piece)
-    await request.complete(*pieces)
+        await stream(request, *PIECES)
+    await request.complete(*PIECES)
 
 
 @dataclass

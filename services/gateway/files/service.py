@@ -14,6 +14,7 @@ from services.gateway.files.objects import (
     UploadFields,
     parse_fields,
 )
+from services.gateway.state import usable
 from shared.contracts.base import TenantId
 from shared.contracts.errors import (
     CapacityError,
@@ -211,14 +212,7 @@ class Files:
         return filename, parse_fields(fields)
 
     def _usable(self) -> Store:
-        if self._store is None:
-            raise ContractError(
-                "this gateway has no store: set store.data_dir, or store.url and store.files",
-                code="store_not_configured",
-                status=501,
-            )
-        self._store.require()
-        return self._store
+        return usable(self._store)
 
     @contextmanager
     def _slot(self) -> Iterator[None]:

@@ -148,6 +148,7 @@ class MeshCoreClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped
                 body,
                 reply=ReplyMode.STREAM if is_streamed else ReplyMode.FINAL,
                 traceparent=call.traceparent,
+                digest=call.digest,
             )
         except MeshError as error:
             raise self._failed(call, error) from error

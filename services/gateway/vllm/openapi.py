@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from services.gateway.files.openapi import file_paths
+from services.gateway.requests.openapi import request_paths, with_repeats
 from shared.api.calls import OWN_FIELDS, REFUSED_FIELDS, CallBody
 
 Document = dict[str, Any]
@@ -14,7 +15,8 @@ _PREFIX = "#/components/schemas/"
 
 def openapi_document(applications: Iterable[Any], routes: Iterable[str]) -> Document:
     """
-    OpenAPI document of the open *routes* of vLLM's *applications*, at least one, and of files.
+    OpenAPI document of the open *routes* of vLLM's *applications*, at least one, and of stored
+    objects.
 
     Bodies have the mesh's own fields, and lack those that the front refuses.
     """
@@ -23,11 +25,13 @@ def openapi_document(applications: Iterable[Any], routes: Iterable[str]) -> Docu
     (body,), own = msgspec.json.schema_components((CallBody,), ref_template=_PREFIX + "{name}")
     fields = own.pop(body["$ref"].removeprefix(_PREFIX))["properties"]
     schemas: Document = full["components"]["schemas"] | own
-    paths_of_files, schemas_of_files = file_paths()
+    stored = (file_paths(), request_paths())
     for name in filter(None, {_body_schema(path) for path in paths.values()}):
         schemas[name] = _with_own_fields(schemas[name], {key: fields[key] for key in OWN_FIELDS})
-    paths |= paths_of_files
-    schemas |= schemas_of_files
+    paths = {path: with_repeats(path, operations) for path, operations in paths.items()}
+    for paths_of_kind, schemas_of_kind in stored:
+        paths |= paths_of_kind
+        schemas |= schemas_of_kind
     used = _referenced(paths, schemas)
     return {
         "openapi": full["openapi"],

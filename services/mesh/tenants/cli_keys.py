@@ -1,4 +1,4 @@
-"""`headway keys`: the API keys of a file."""
+"""`headway keys`: the API keys of a file or of the store."""
 
 import argparse
 import os
@@ -12,24 +12,28 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from services.mesh.tenants.key_places import edited_keys, listed_keys
 from shared.contracts.base import TenantId, UnixTime
-from shared.contracts.errors import ContractError, SettingsError
+from shared.contracts.errors import ContractError, SettingsError, StoreUnavailableError
 from shared.contracts.tenants.keys import ApiKey, Scope
 from shared.runtime.arguments import TextHelpFormatter
 from shared.runtime.cli import print_data
 from shared.runtime.clock import SystemClock
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_USAGE
-from shared.tenants.keys import SHORT_KEY_CHARS, key_edit, read_keys
+from shared.tenants.keys import SHORT_KEY_CHARS
 from shared.tenants.policies import MAX_TENANT_CHARS
 from shared.tenants.usage_questions import parse_duration
 
 Options = argparse.Namespace
 
 DESCRIPTION = """\
-Create, list, rotate and revoke the API keys of a file.
+Create, list, rotate and revoke the API keys of a file or of the store.
 
 Gateways with the setting `keys_file` follow the file: a key that is revoked is refused within two
-seconds. The file has the digests of keys only, and only its owner can read it."""
+seconds. The file has the digests of keys only, and only its owner can read it.
+
+The file `store:` is the store of the variables HEADWAY_STORE_URL or HEADWAY_STORE_DATA_DIR, for
+gateways with `keys_file=store:`."""
 EPILOG = """\
 examples:
   headway keys create --tenant acme --expires 90d      prints the key, which is shown only once
@@ -37,7 +41,7 @@ examples:
   headway keys revoke key-1f2e3d4c
   headway keys import gateway.json                     keys of the setting `api_keys` in this file
 
-exit codes: 0 ok, 1 nothing was imported, 2 usage or an unusable file"""
+exit codes: 0 ok, 1 nothing was imported or the database is away, 2 usage or an unusable file"""
 DEFAULT_SCOPES = (Scope.INFERENCE, Scope.FILES, Scope.BATCHES)
 
 
@@ -64,7 +68,7 @@ def parser(file: Path | None) -> argparse.ArgumentParser:
             type=Path,
             default=file,
             metavar="FILE",
-            help="the file of keys; default: HEADWAY_GATEWAY_KEYS_FILE",
+            help="the file of keys, or store:; default: HEADWAY_GATEWAY_KEYS_FILE",
         )
         made.add_argument("--json", action="store_true", help="machine-readable output")
         return made
@@ -106,7 +110,7 @@ def create(options: Options, now: UnixTime) -> int:
     if options.expires is not None:
         lifetime_s = parse_duration(options.expires, param="--expires")
     scopes = tuple(Scope(each) for each in options.scopes or ()) or DEFAULT_SCOPES
-    with key_edit(options.file) as edit:
+    with edited_keys(options.file) as edit:
         entry, key = edit.create(
             tenant=TenantId(options.tenant), scopes=scopes, now=now, lifetime_s=lifetime_s
         )
@@ -116,7 +120,7 @@ def create(options: Options, now: UnixTime) -> int:
 def rotate(options: Options, now: UnixTime) -> int:
     """Replace a key."""
     overlap_s = parse_duration(options.overlap, param="--overlap")
-    with key_edit(options.file) as edit:
+    with edited_keys(options.file) as edit:
         entry, key = edit.rotate(options.id, overlap_s=overlap_s, now=now)
     if not options.json:
         print(f"{options.id} ends in {options.overlap}", file=sys.stderr)
@@ -135,7 +139,7 @@ def _made(options: Options, entry: ApiKey, key: str) -> int:
 
 def revoke(options: Options, now: UnixTime) -> int:
     """End keys."""
-    with key_edit(options.file) as edit:
+    with edited_keys(options.file) as edit:
         revoked = [edit.revoke(each, now) for each in options.ids]
     if options.json:
         print_data([_shown(each) for each in revoked], as_json=True)
@@ -154,7 +158,7 @@ def import_keys(options: Options, now: UnixTime) -> int:
         raise SettingsError(f"settings file {options.settings}: {error}") from error
     added: list[ApiKey] = []
     num_short = 0
-    with key_edit(options.file) as edit:
+    with edited_keys(options.file) as edit:
         for key, tenant in settings.api_keys.items():
             entry = edit.add(key, TenantId(tenant), now)
             if entry is not None:
@@ -177,7 +181,7 @@ def import_keys(options: Options, now: UnixTime) -> int:
 
 def list_keys(options: Options, now: UnixTime) -> int:
     """List keys."""
-    keys = read_keys(options.file)
+    keys = listed_keys(options.file)
     if options.json:
         print_data([_shown(key) for key in keys], as_json=True)
         return EXIT_OK
@@ -232,6 +236,9 @@ def main(argv: Sequence[str]) -> int:
     except (SettingsError, ContractError) as error:
         print(f"headway keys: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except StoreUnavailableError as error:
+        print(f"headway keys: {error}", file=sys.stderr)
+        return EXIT_FAILED
 
 
 def _run(options: Options) -> int:

@@ -1,17 +1,19 @@
 """Dead-letter replies: error finals for messages that the broker itself has dead-lettered."""
 
+from collections.abc import Callable
+
 import structlog
 
 from services.planner.grouper.expiry import Expiry, never_grouped_error, place_of
 from services.planner.grouper.intake import request_id_of
-from services.planner.grouper.refusals import send_failure
 from services.planner.state import GrouperState
 from shared.broker import topology
+from shared.broker.finals import publish_final, stored_for
 from shared.broker.protocol import Broker, Delivery, Settlement
-from shared.contracts.base import Decoder, RequestId
+from shared.contracts.base import Decoder, TenantId
 from shared.contracts.errors import ContractError, TransientError
 from shared.contracts.lanes import is_inbox
-from shared.contracts.requests import ErrorInfo, QueuedRequest
+from shared.contracts.requests import ErrorInfo, QueuedRequest, RequestFailed
 from shared.runtime.clock import Clock
 
 log = structlog.get_logger()
@@ -32,15 +34,29 @@ class DeadLetterReplies:
 
     A service that dead-letters a message sends the error final itself. Several groupers can consume
     concurrently. A message that has reached its end ends as all requests do.
+
+    Args:
+        broker: The broker.
+        clock: Wall time.
+        state: State of the grouper.
+        expiry: Ends requests at their ends.
+        stored_tenant: Tenant of a message that was never grouped, if the store keeps its final.
     """
 
     def __init__(
-        self, *, broker: Broker, clock: Clock, state: GrouperState, expiry: Expiry
+        self,
+        *,
+        broker: Broker,
+        clock: Clock,
+        state: GrouperState,
+        expiry: Expiry,
+        stored_tenant: Callable[[Delivery], TenantId | None] = lambda _delivery: None,
     ) -> None:
         self._broker = broker
         self._clock = clock
         self._state = state
         self._expiry = expiry
+        self._stored_tenant = stored_tenant
 
     async def on_dead_letter(self, delivery: Delivery) -> None:
         """
@@ -62,7 +78,7 @@ class DeadLetterReplies:
         reason = str(delivery.headers.get("x-first-death-reason", "unknown"))
         if reason == _EXPIRED:
             await self._expired(delivery)
-        elif delivery.reply_to:
+        else:
             cause = f": {_CAUSES[reason]}" if reason in _CAUSES else ""
             error = ErrorInfo(
                 message=f"the broker dead-lettered the request: {reason}{cause}",
@@ -70,7 +86,7 @@ class DeadLetterReplies:
                 code="dead_lettered",
                 status=500,
             )
-            await self._send(delivery, _request_id_of(delivery), error)
+            await self._send(delivery, error)
 
     async def _expired(self, delivery: Delivery) -> None:
         """Count and end a request that the broker has dropped at its end."""
@@ -80,24 +96,18 @@ class DeadLetterReplies:
         except ContractError:
             self._state.expired[place_of(queue)] += 1
             error = never_grouped_error(queue)
-            await self._send(delivery, request_id_of(delivery), error)
+            await self._send(delivery, error)
             return
         if not is_inbox(queue):  # the leader does not count requests in inboxes
             self._state.dropped[queue] += 1
         await self._expiry.end_dead_letter(request, queue)
 
-    async def _send(self, delivery: Delivery, request_id: RequestId, error: ErrorInfo) -> None:
-        await send_failure(
-            self._broker,
-            reply_to=delivery.reply_to,
-            request_id=request_id,
-            error=error,
-            now=self._clock.now(),
-        )
-
-
-def _request_id_of(delivery: Delivery) -> RequestId:
-    try:
-        return _decode_queued(delivery.body).request_id
-    except ContractError:
-        return request_id_of(delivery)
+    async def _send(self, delivery: Delivery, error: ErrorInfo) -> None:
+        try:
+            request = _decode_queued(delivery.body)
+        except ContractError:
+            request_id, tenant = request_id_of(delivery), self._stored_tenant(delivery)
+        else:
+            request_id, tenant = request.request_id, stored_for(request)
+        failed = RequestFailed(request_id=request_id, error=error, at=self._clock.now())
+        await publish_final(self._broker, failed, reply_to=delivery.reply_to, stored_for=tenant)

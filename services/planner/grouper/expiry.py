@@ -8,10 +8,10 @@ from itertools import islice
 import structlog
 from cachetools import FIFOCache
 
-from services.planner.grouper.refusals import send_failure
 from services.planner.grouper.watched_ends import Watched, WatchedEnds
 from services.planner.state import GrouperState, identity
 from shared.broker import topology
+from shared.broker.finals import publish_final, stored_for
 from shared.broker.protocol import Broker, OutMessage
 from shared.broker.retry import send_best_effort
 from shared.contracts.base import RequestId, TenantId, encode, tag_of
@@ -23,7 +23,7 @@ from shared.contracts.ends import (
     nearest_end,
 )
 from shared.contracts.errors import MeshError
-from shared.contracts.requests import ErrorInfo, QueuedRequest
+from shared.contracts.requests import ErrorInfo, QueuedRequest, RequestFailed
 from shared.contracts.telemetry import ExpiredRequest, RequestObserved, RequestsExpired
 from shared.runtime.clock import Clock
 
@@ -174,13 +174,14 @@ class Expiry:
         key = identity(request.tenant, request.request_id)
         self.ended[key] = None
         try:
-            await send_failure(
-                self.broker,
-                reply_to=request.reply_to,
+            failed = RequestFailed(
                 request_id=request.request_id,
                 error=error,
-                now=self.clock.now(),
+                at=self.clock.now(),
                 history=request.history,
+            )
+            await publish_final(
+                self.broker, failed, reply_to=request.reply_to, stored_for=stored_for(request)
             )
         except BaseException:  # also if the process stops: another grouper gets the dead letter
             self.ended.pop(key, None)

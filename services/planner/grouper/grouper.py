@@ -5,7 +5,8 @@ them.
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 
 import msgspec
@@ -14,13 +15,17 @@ import structlog
 from services.planner.grouper.admission import check_admission
 from services.planner.grouper.expiry import Expiry
 from services.planner.grouper.intake import Intake, request_id_of
-from services.planner.grouper.refusals import dead_letter, error_info, send_failure
+from services.planner.grouper.refusals import dead_letter, error_info
+from services.planner.grouper.stored.claims import RETRY_S as CLAIM_RETRY_S
+from services.planner.grouper.stored.claims import Claims, IdConflictError
+from services.planner.grouper.stored.replies import REFUSAL_HEADER
 from services.planner.grouper.tenants import TenantGate
 from services.planner.queued import held_for_s, hold, queued_message
 from services.planner.routed.routing import Routing
 from services.planner.settings import GrouperSettings
 from services.planner.state import GrouperState, identity
 from shared.broker import topology
+from shared.broker.finals import publish_final, stored_for
 from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome, Settlement
 from shared.broker.retry import publish_until_confirmed
 from shared.broker.work_queues import WorkQueues
@@ -32,20 +37,24 @@ from shared.contracts.errors import (
     ContractError,
     MeshError,
     ModelNotReadyError,
+    StoreFullError,
+    StoreUnavailableError,
     TransientError,
 )
 from shared.contracts.estimates import Profile
 from shared.contracts.lanes import LaneKey, inbox_name
 from shared.contracts.plans import LanesForecast
-from shared.contracts.requests import QueuedRequest
+from shared.contracts.requests import Final, QueuedRequest, RequestFailed, StoredWork
 from shared.contracts.telemetry import LanesObserved, RequestObserved
 from shared.contracts.tenants.policies import RateLimitedError, TenantsState
 from shared.runtime.clock import Clock
+from shared.store.requests import Claim, ClaimOutcome
 from solver.planning.forecast import LATE_PROBABILITY, late_with
 from solver.scheduling.window import tokens_needed
 
 log = structlog.get_logger()
 _decode_queued: Decoder[QueuedRequest] = Decoder(QueuedRequest)
+_decode_final: Decoder[Final] = Decoder(Final)
 NOTICE_SPACING_S = 0.01
 UNKNOWN_MODEL_PERIOD_S: Seconds = 0.1
 """Time between two attempts to find the model of a request in the registry."""
@@ -71,6 +80,7 @@ class Grouper:
         expiry: Ends requests at their ends.
         routing: Chooses instances; None: instances pull all requests.
         tenants: Admits requests within the limits of their tenants; None: no limits.
+        claims: Claims ids of requests in the store; None: there is no store.
     """
 
     def __init__(
@@ -87,7 +97,9 @@ class Grouper:
         expiry: Expiry,
         routing: Routing | None = None,
         tenants: TenantGate | None = None,
+        claims: Claims | None = None,
     ) -> None:
+        self._claims = claims or Claims(store=None, holder=sender)
         self._routing = routing
         self.expiry = expiry
         self.tenants = tenants
@@ -137,7 +149,10 @@ class Grouper:
 
     async def _take(self, delivery: Delivery) -> None:
         request = await self._accepted(delivery)
-        await self._once(delivery, request, identity(request.tenant, request.request_id))
+        if request.stored is not None:
+            await self._take_stored(delivery, request, request.stored)
+        else:
+            await self._once(delivery, request, identity(request.tenant, request.request_id))
 
     async def _take_held(self, delivery: Delivery) -> None:
         """
@@ -147,35 +162,98 @@ class Grouper:
             ContractError: The message is not a request, or its model was removed.
         """
         request, now = _decode_queued(delivery.body), self._clock.now()
-        if held_for_s(request, now):
-            await hold(self._broker, request, now)
+        if left_s := held_for_s(request, now):
+            await hold(self._broker, request, now, left_s)
             await delivery.settle(Settlement.ACK)
             return
         request = self._intake.regrouped(request, now)
+        if request.stored is not None and not request.stored.claimed:
+            await self._take_stored(delivery, request, request.stored)
+            return
         # It was remembered as a request when it was held first.
         key = f"{identity(request.tenant, request.request_id)}\0released"
         await self._once(delivery, request, key)
 
     async def _once(self, delivery: Delivery, request: QueuedRequest, key: str) -> None:
         """Put *request* into a queue, unless *key* was put into one before; settle the delivery."""
-        # A duplicate may be acknowledged only after the broker has confirmed the first request in
-        # its lane.
-        while (other := self._under_way.get(key)) is not None:
-            await other.wait()
-        if key in self.state.recent:
-            log.info("request.repeated", request_id=request.request_id)
-            await delivery.settle(Settlement.ACK)
-            return
-        done = self._under_way[key] = asyncio.Event()
-        try:
-            queue = await self._put_or_hold(request)
-            self.state.recent[key] = None
-        finally:
-            del self._under_way[key]
-            done.set()
+        queue = None
+        async with self._turn(key):
+            if key in self.state.recent:
+                log.info("request.repeated", request_id=request.request_id)
+            else:
+                queue = await self._put_or_hold(request)
+                self.state.recent[key] = None
         await delivery.settle(Settlement.ACK)
         if queue is not None:
             await self._notify(queue)
+
+    @asynccontextmanager
+    async def _turn(self, key: str) -> AsyncIterator[None]:
+        """
+        Context in which no other message with *key* is processed: a duplicate may be acknowledged
+        only after the broker has confirmed the first request in its lane.
+        """
+        while (other := self._under_way.get(key)) is not None:
+            await other.wait()
+        done = self._under_way[key] = asyncio.Event()
+        try:
+            yield
+        finally:
+            del self._under_way[key]
+            done.set()
+
+    async def _take_stored(
+        self, delivery: Delivery, request: QueuedRequest, stored: StoredWork
+    ) -> None:
+        """
+        Put a request whose id means something into a queue, unless it is or was in one; settle the
+        delivery. Without the store, the message is held and comes back.
+
+        Raises:
+            ContractError: Something else was asked under this id.
+        """
+        queue = None
+        async with self._turn(identity(request.tenant, request.request_id)):
+            try:
+                claim = await self._claims.claim(request, stored)
+            except (StoreUnavailableError, StoreFullError) as error:
+                log.warning("claim.deferred", request_id=request.request_id, error=str(error))
+                claim = Claim(outcome=ClaimOutcome.BUSY)
+            match claim.outcome:
+                case ClaimOutcome.CLAIMED:
+                    queue = await self._put_claimed(request, stored)
+                case ClaimOutcome.JOINED:
+                    log.info("request.joined", request_id=request.request_id)
+                case ClaimOutcome.ENDED if claim.final is not None:
+                    final = _decode_final(claim.final)
+                    await publish_final(self._broker, final, reply_to=request.reply_to)
+                case ClaimOutcome.CONFLICT:
+                    raise IdConflictError
+                case _:
+                    await hold(self._broker, request, self._clock.now(), CLAIM_RETRY_S)
+        await delivery.settle(Settlement.ACK)
+        if queue is not None:
+            await self._notify(queue)
+
+    async def _put_claimed(self, request: QueuedRequest, stored: StoredWork) -> str | None:
+        """
+        Put or hold the request of a claim.
+
+        Raises:
+            ContractError: The request has ended.
+            CapacityError: The request is refused; its id is free again.
+        """
+        claimed = msgspec.structs.replace(stored, claimed=True)
+        try:
+            queue = await self._put_or_hold(msgspec.structs.replace(request, stored=claimed))
+        except MeshError:
+            await self._claims.release(request)
+            raise
+        now = self._clock.now()
+        forecast = self.state.forecast(request.lane, now)
+        expected_at = None if forecast is None else now + forecast.mean_s
+        await self._claims.grouped(request, expected_at)
+        return queue
 
     async def _put_or_hold(self, request: QueuedRequest) -> str | None:
         """
@@ -185,8 +263,8 @@ class Grouper:
             ContractError: The request has ended.
         """
         now = self._clock.now()
-        if held_for_s(request, now):
-            await hold(self._broker, request, now)
+        if left_s := held_for_s(request, now):
+            await hold(self._broker, request, now, left_s)
             self.state.held += 1
             return None
         self._check_end(request, now)
@@ -383,18 +461,30 @@ class Grouper:
             log.info("request.refused", request_id=request_id, code=info.code, param=info.param)
             self.state.refused += 1
             self.state.limited += isinstance(error, RateLimitedError)
-        await send_failure(
-            self._broker,
-            reply_to=delivery.reply_to,
-            request_id=request_id,
-            error=info,
-            now=self._clock.now(),
-        )
+        failed = RequestFailed(request_id=request_id, error=info, at=self._clock.now())
+        if not isinstance(error, IdConflictError):
+            await self._send_to_store(delivery, failed)
+        await publish_final(self._broker, failed, reply_to=delivery.reply_to)
         # A tenant far above its limits must not fill the dead letters; its producer knows.
         is_limited = isinstance(error, RateLimitedError) and delivery.reply_to
         if not has_ended and not is_limited:
             await dead_letter(self._broker, delivery, reason=f"{info.code}: {info.message}")
         await delivery.settle(Settlement.ACK)
+
+    async def _send_to_store(self, delivery: Delivery, failed: RequestFailed) -> None:
+        """Send a failure to the store, if it may have to keep the final of the request."""
+        if delivery.queue == topology.HELD:
+            with suppress(ContractError):  # not a request: the store knows nothing of it
+                tenant = stored_for(_decode_queued(delivery.body))
+                await publish_final(self._broker, failed, reply_to=None, stored_for=tenant)
+        elif (tenant := self._intake.stored_tenant(delivery)) is not None:
+            await publish_final(
+                self._broker,
+                failed,
+                reply_to=None,
+                stored_for=tenant,
+                headers={REFUSAL_HEADER: "true"},
+            )
 
     @property
     def routing(self) -> Routing | None:

@@ -19,10 +19,11 @@ from services.planner.grouper.calls import (
 )
 from services.planner.settings import GrouperSettings
 from shared.api.calls import ENDPOINTS, CallSize, check_endpoint
+from shared.api.digests import body_digest
 from shared.api.pooling import NO_SAMPLING, check_inputs, check_task
 from shared.api.unsupported import UnsupportedFields, refuse_unsupported
 from shared.broker.protocol import Delivery
-from shared.contracts.base import Decoder, RequestId, TenantId, UnixTime
+from shared.contracts.base import Decoder, RequestId, Seconds, TenantId, UnixTime
 from shared.contracts.checks import (
     check_body_size,
     check_prompt,
@@ -33,11 +34,24 @@ from shared.contracts.checks import (
 )
 from shared.contracts.ends import Ends, effective_ends
 from shared.contracts.errors import ContractError
-from shared.contracts.ingress import CallRequest, InferenceRequest, QueueItem, RequestedTargets
+from shared.contracts.ingress import (
+    DIGEST_HEADER,
+    IDEMPOTENT_HEADER,
+    CallRequest,
+    InferenceRequest,
+    QueueItem,
+    RequestedTargets,
+)
 from shared.contracts.lanes import LaneLayout
 from shared.contracts.models import ModelEntry
 from shared.contracts.qos import OnLate
-from shared.contracts.requests import ModelRef, QueuedRequest, ReplyMode, Sampling
+from shared.contracts.requests import (
+    ModelRef,
+    QueuedRequest,
+    ReplyMode,
+    Sampling,
+    StoredWork,
+)
 from shared.contracts.telemetry import RequestObserved
 from shared.models.registry import ModelRegistry
 from shared.tenants.policies import Policies, PolicySource
@@ -58,6 +72,7 @@ class _Probe(msgspec.Struct):
     """Fields that are needed to answer a request, even if its body is invalid."""
 
     id: Any = None
+    tenant: Any = None
     payload: Any = None
     endpoint: Any = None
 
@@ -82,6 +97,10 @@ class Intake:
     """Predicts the lengths of answers, which are a part of the work that determines lanes."""
     policies: PolicySource = field(default_factory=Policies)
     """Policies of tenants, which grant targets, importance and priority."""
+    finals_kept_s: Seconds | None = None
+    """
+    Time for which the store keeps finals of requests whose ids mean something; None: no store.
+    """
 
     def accept(
         self,
@@ -229,6 +248,7 @@ class Intake:
             expires_at=ends.expires_at,
             on_late=ends.on_late or self.settings.on_late.get(slo.qos_class, OnLate.SERVE),
             clamped=body.clamped + allowed.clamps,
+            stored=self._stored(delivery),
         )
         expected_tokens = self.work.answer_tokens(request)
         lane = lane_for(
@@ -260,6 +280,41 @@ class Intake:
             sets_importance=body.importance is not None or body.service_tier == "priority",
         )
         return grant(claim, self.policies.policy(tenant), tenant)
+
+    def _stored(self, delivery: Delivery) -> StoredWork | None:
+        """
+        What the store has to know of a request whose id means something; None for others.
+
+        Raises:
+            ContractError: The header is invalid, the message has no id, or there is no store.
+        """
+        if not is_idempotent(delivery):
+            return None
+        if self.finals_kept_s is None:
+            raise ContractError(
+                f"header {IDEMPOTENT_HEADER} needs a store: set store.data_dir or store.url of the "
+                "planner",
+                code="store_not_configured",
+                status=501,
+            )
+        if not (delivery.message_id or _decode_probe(delivery.body).id):
+            raise ContractError(
+                f"header {IDEMPOTENT_HEADER} needs a message_id, or an id in the body", param="id"
+            )
+        digest = _header(delivery, DIGEST_HEADER) if self._is_trusted(delivery) else None
+        return StoredWork(digest=digest or body_digest(delivery.body), kept_s=self.finals_kept_s)
+
+    def stored_tenant(self, delivery: Delivery) -> TenantId | None:
+        """Tenant of a message whose refusal the store may have to keep; None for others."""
+        try:
+            if self.finals_kept_s is None or not is_idempotent(delivery):
+                return None
+            named = _decode_probe(delivery.body).tenant
+        except ContractError:
+            return None
+        if self._is_trusted(delivery) and isinstance(named, str) and named:
+            return TenantId(named)
+        return TenantId(delivery.user_id or self.settings.anonymous_tenant)
 
     def _is_trusted(self, delivery: Delivery) -> bool:
         return delivery.user_id in self.settings.trusted_users
@@ -368,6 +423,24 @@ class Intake:
 def _header(delivery: Delivery, name: str) -> str | None:
     value = delivery.headers.get(name)
     return value if isinstance(value, str) else None
+
+
+def is_idempotent(delivery: Delivery) -> bool:
+    """
+    Return whether the id of a message means something.
+
+    Raises:
+        ContractError: The header is neither true nor false.
+    """
+    value = delivery.headers.get(IDEMPOTENT_HEADER, False)
+    known = {True: True, False: False, "true": True, "false": False}
+    if not isinstance(value, str | bool) or value not in known:
+        raise ContractError(
+            f"header {IDEMPOTENT_HEADER} must be true or false",
+            code="invalid_header",
+            param=IDEMPOTENT_HEADER,
+        )
+    return known[value]
 
 
 def request_id_of(delivery: Delivery) -> RequestId:

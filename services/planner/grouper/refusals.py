@@ -3,11 +3,10 @@
 from http import HTTPStatus
 
 from shared.broker import topology
-from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome
-from shared.broker.retry import publish_until_confirmed, publish_until_routed
-from shared.contracts.base import RequestId, UnixTime, encode
+from shared.broker.protocol import Broker, Delivery, OutMessage
+from shared.broker.retry import publish_until_routed
 from shared.contracts.errors import CapacityError, ContractError, MeshError
-from shared.contracts.requests import ErrorInfo, HistoryEntry, RequestFailed
+from shared.contracts.requests import ErrorInfo
 from shared.contracts.tenants.policies import QUOTA_SPENT, RateLimitedError
 
 
@@ -41,34 +40,6 @@ def error_info(error: MeshError) -> ErrorInfo:
             retry_after_s=error.retry_after_s,
         )
     return ErrorInfo(message=str(error), type="server_error", code="internal", status=500)
-
-
-async def send_failure(
-    broker: Broker,
-    *,
-    reply_to: str | None,
-    request_id: RequestId,
-    error: ErrorInfo,
-    now: UnixTime,
-    history: tuple[HistoryEntry, ...] = (),
-) -> None:
-    """
-    Deliver an error final; if no reply queue is bound, it goes to `headway.unclaimed`.
-
-    Raises:
-        BrokerUnavailableError: The broker remained unavailable during all retries.
-    """
-    if reply_to is None:
-        return
-    message = OutMessage(
-        body=encode(RequestFailed(request_id=request_id, error=error, at=now, history=history)),
-        kind="request.failed.v1",
-        message_id=f"{request_id}/failed",
-        correlation_id=request_id,
-    )
-    outcome = await publish_until_confirmed(broker, topology.REPLIES, reply_to, message)
-    if outcome is not PublishOutcome.CONFIRMED:
-        await publish_until_routed(broker, topology.UNCLAIMED, reply_to, message)
 
 
 async def dead_letter(broker: Broker, delivery: Delivery, *, reason: str) -> None:

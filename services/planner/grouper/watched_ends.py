@@ -7,7 +7,7 @@ from math import inf
 
 from shared.contracts.base import RequestId, Seconds, TenantId, UnixTime
 from shared.contracts.ends import NEVER, End, end_with_tokens, nearest_end
-from shared.contracts.requests import HistoryEntry, QueuedRequest
+from shared.contracts.requests import HistoryEntry, QueuedRequest, StoredWork
 
 GRACE_S: Seconds = 0.3
 """
@@ -27,6 +27,7 @@ class Watched:
     request_id: RequestId
     tenant: TenantId
     reply_to: str | None
+    stored: StoredWork | None
     queue: str
     """Queue that the request was put into."""
     arrived_at: UnixTime
@@ -63,6 +64,7 @@ class WatchedEnds:
             request_id=request.request_id,
             tenant=request.tenant,
             reply_to=request.reply_to,
+            stored=request.stored,
             queue=queue,
             arrived_at=request.arrived_at,
             grouped_at=request.grouped_at,

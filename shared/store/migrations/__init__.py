@@ -5,7 +5,8 @@ Migrations of the schema, oldest first; `ops/docs/store.md` has the rules for th
 REVISIONS = (
     "shared.store.migrations.versions.r0001_files",
     "shared.store.migrations.versions.r0002_requests",
-    "shared.store.migrations.versions.r0003_responses",
+    "shared.store.migrations.versions.r0003_documents",
+    "shared.store.migrations.versions.r0004_responses",
 )
 """Modules of all revisions in order; the number of a revision is its place, from 1."""
 HEAD = len(REVISIONS)

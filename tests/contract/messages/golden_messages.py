@@ -16,6 +16,7 @@ from tests.contract.messages.examples import (
     plans,
     requests,
     routing,
+    stored,
     telemetry,
     tenants,
 )
@@ -29,6 +30,7 @@ EXAMPLES: tuple[Message, ...] = (
     *plans.EXAMPLES,
     *requests.EXAMPLES,
     *routing.EXAMPLES,
+    *stored.EXAMPLES,
     *telemetry.EXAMPLES,
     *tenants.EXAMPLES,
 )

@@ -4,7 +4,12 @@ import msgspec
 import pytest
 from litestar.exceptions import MethodNotAllowedException, NotFoundException
 
-from services.gateway.errors import error_body, error_headers, error_info
+from services.gateway.errors import (
+    anthropic_error_body,
+    error_body,
+    error_headers,
+    error_info,
+)
 from services.gateway.outcomes import Outcome, outcome_of
 from shared.contracts.errors import (
     BrokerConflictError,
@@ -66,3 +71,15 @@ def test_every_status_has_an_outcome():
     outcomes = {outcome_of(ErrorInfo(message="m", code="c", status=n)) for n in range(400, 600)}
 
     assert outcomes == {Outcome.REFUSED, Outcome.UNAVAILABLE, Outcome.TIMEOUT, Outcome.FAILED}
+
+
+def test_conflict_of_ids_names_the_header_that_they_are_made_of():
+    """A client knows its key; only the mesh knows the id."""
+    info = ErrorInfo(
+        message="another request has the id", code="id_conflict", param="id", status=409
+    )
+    error = msgspec.json.decode(error_body(info))["error"]
+
+    assert (error["code"], error["param"]) == ("id_conflict", "idempotency-key")
+    assert "idempotency-key" in error["message"]
+    assert b"idempotency-key" in anthropic_error_body(info)

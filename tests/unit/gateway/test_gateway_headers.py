@@ -8,8 +8,10 @@ from services.gateway.headers import (
     APPLICATION,
     DEADLINE,
     FAIRNESS_ID,
+    IDEMPOTENCY_KEY,
     IMPORTANCE,
     OBJECTIVE,
+    PREFER,
     PRIORITY,
     PRIORITY_LOWER_FIRST,
     REQUEST_ID,
@@ -125,3 +127,40 @@ def _status(headers: dict[str, str]) -> int:
     except ContractError as error:
         return error.status
     return 200
+
+
+@pytest.mark.parametrize("key", ["a", "order 17", "\u00e9", "k" * 255])
+def test_idempotency_key_is_printable_text(key: str):
+    assert parse_hints({IDEMPOTENCY_KEY: key}).idempotency_key == key
+
+
+@pytest.mark.parametrize("key", ["", "k" * 256, "a\tb"])
+def test_idempotency_key_beyond_its_limits_is_refused(key: str):
+    with pytest.raises(ContractError, match="1 to 255 printable characters") as caught:
+        parse_hints({IDEMPOTENCY_KEY: key})
+
+    assert caught.value.param == IDEMPOTENCY_KEY
+
+
+@pytest.mark.parametrize(
+    ("prefer", "expected"),
+    [
+        ("respond-async", True),
+        ("Respond-Async; x=1, wait=10", True),
+        ("wait=10,respond-async", True),
+        ("return=minimal", False),
+        ("respond-asynchronously", False),
+        ("", False),
+    ],
+)
+def test_preference_is_one_of_a_list(prefer: str, expected: bool):  # noqa: FBT001 - a table
+    assert parse_hints({PREFER: prefer}).responds_async is expected
+
+
+def test_store_is_needed_to_find_a_request_again():
+    chat, embeddings = "/v1/chat/completions", "/v1/embeddings"
+    deferred, keyed = Hints(responds_async=True), Hints(idempotency_key="k")
+
+    assert [keyed.needs_store(path) for path in (chat, embeddings)] == [True, True]
+    assert [deferred.needs_store(path) for path in (chat, embeddings)] == [True, False]
+    assert not Hints().needs_store(chat)

@@ -11,7 +11,7 @@ from shared.contracts.base import TenantId
 from shared.contracts.errors import CapacityError, ContractError, SettingsError
 from shared.contracts.tenants.keys import Scope
 from shared.contracts.tenants.policies import TenantPolicy
-from shared.tenants.keys import KeyWatch, key_edit
+from shared.tenants.keys import key_edit, key_file
 from shared.tenants.policies import Policies
 from tests.clocks import FakeClock
 
@@ -72,7 +72,7 @@ def with_keys(path: Path, clock: FakeClock, **fields: Any) -> Tenants:
         default_tenant="default",
         trust_fairness_header=False,
         max_outstanding=2,
-        keys=KeyWatch(path),
+        keys=key_file(path),
         clock=clock,
         **fields,
     )

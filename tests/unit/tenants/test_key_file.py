@@ -7,7 +7,7 @@ import pytest
 from shared.contracts.base import TenantId
 from shared.contracts.errors import SettingsError
 from shared.contracts.tenants.keys import ApiKey, Scope
-from shared.tenants.keys import KeyWatch, SettingsKeys, digest_of_key, key_edit, read_keys
+from shared.tenants.keys import SettingsKeys, digest_of_key, key_edit, key_file, read_keys
 
 ACME = TenantId("acme")
 NOW = 1_000.0
@@ -62,7 +62,7 @@ async def test_a_running_watch_refuses_a_revoked_key(tmp_path: Path) -> None:
     """After the next look at the file, the key is not valid."""
     path = tmp_path / "keys.json"
     entry, key = made(path)
-    watch = KeyWatch(path)
+    watch = key_file(path)
     found = watch.find(key)
     assert found is not None
     assert found.is_valid(NOW)
@@ -110,7 +110,7 @@ def test_a_file_that_all_may_read_is_refused(tmp_path: Path) -> None:
     path.chmod(0o644)
 
     with pytest.raises(SettingsError, match="644"):
-        KeyWatch(path)
+        key_file(path)
 
 
 def test_the_setting_api_keys_is_a_source_of_keys() -> None:

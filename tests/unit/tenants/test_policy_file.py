@@ -10,7 +10,8 @@ from shared.contracts.base import TenantId
 from shared.contracts.errors import SettingsError
 from shared.contracts.qos import QosClass
 from shared.contracts.tenants.policies import LimitKind, TenantPolicy
-from shared.tenants.policies import Policies, PolicyFile, decode_policies, open_policies
+from shared.tenants.policies import Policies, WatchedPolicies, decode_policies, open_policies
+from shared.tenants.watched import WatchedFile
 
 
 def decoded(content: Any) -> Policies:
@@ -31,9 +32,9 @@ def test_a_tenant_has_its_policy_and_others_have_the_default() -> None:
     assert policies.policy(TenantId("other")).requests_per_minute == 60
 
 
-def test_without_a_file_everything_is_allowed() -> None:
+async def test_without_a_file_everything_is_allowed() -> None:
     """No file, no limits."""
-    assert TenantPolicy() == open_policies(None).policy(TenantId("acme"))
+    assert TenantPolicy() == (await open_policies(None)).policy(TenantId("acme"))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ async def test_a_new_version_takes_effect_and_a_broken_one_does_not(tmp_path: Pa
     """The last valid version stays in effect, and the error of a newer one is reported."""
     path = tmp_path / "tenants.json"
     path.write_text('{"tenants": {"acme": {"requests_per_minute": 1}}}')
-    policies = PolicyFile(path)
+    policies = WatchedPolicies(WatchedFile(path, decode_policies))
     first = policies.state.digest
     path.write_text('{"tenants": {"acme": {"requests_per_minute": "many"}}}')
     await policies._file.apply()
@@ -88,7 +89,7 @@ async def test_a_mistake_that_is_undone_is_no_longer_reported(tmp_path: Path) ->
     """If the file has its former content again, nothing is refused any more."""
     path = tmp_path / "tenants.json"
     path.write_text("{}")
-    policies = PolicyFile(path)
+    policies = WatchedPolicies(WatchedFile(path, decode_policies))
     path.write_text("{")
     await policies._file.apply()
     assert policies.state.refused

@@ -1,0 +1,1 @@
+"""Requests whose ids mean something: repeats, answers that are collected later, status."""

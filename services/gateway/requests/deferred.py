@@ -1,0 +1,159 @@
+"""Requests whose answers are collected later (`Prefer: respond-async`)."""
+
+import contextlib
+from typing import Any
+
+import msgspec
+import structlog
+
+from services.gateway.call import current
+from services.gateway.headers import IDEMPOTENCY_KEY, RESPOND_ASYNC
+from services.gateway.pass_through import JSON, published
+from services.gateway.requests.objects import RequestObject, request_object
+from services.gateway.state import Gateway
+from shared.contracts.base import RequestId, TenantId
+from shared.contracts.errors import (
+    ContractError,
+    MeshError,
+    StoreFullError,
+    StoreUnavailableError,
+)
+from shared.contracts.ingress import CallRequest, InferenceRequest
+from shared.producer.outstanding import ID_CONFLICT
+from shared.store.requests import Asked, StoredRequest
+from shared.store.store import Store
+
+log = structlog.get_logger()
+
+LOCATION = "/v1/requests/{}"
+
+
+class Accepted(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to a request that is not waited for."""
+
+    body: RequestObject
+
+    @property
+    def status(self) -> int:
+        """202, or 200 for a repeat of a request that has ended."""
+        return 202 if self.body.ended_at is None else 200
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {
+            "location": LOCATION.format(self.body.id),
+            "preference-applied": RESPOND_ASYNC,
+        }
+
+
+async def accept(
+    gateway: Gateway,
+    body: InferenceRequest | CallRequest,
+    *,
+    endpoint: str,
+    digest: str,
+    traceparent: str | None,
+) -> Accepted:
+    """
+    Store that a request was asked, and publish it; the store alone gets its final.
+
+    A repeat of an id publishes again what no queue has yet: the gateway that got it first may have
+    ended in between.
+
+    Args:
+        gateway: Components that all requests share.
+        body: The request, with its id and tenant.
+        endpoint: Path of the HTTP request.
+        digest: Digest of what is asked.
+        traceparent: W3C trace context.
+
+    Raises:
+        ContractError: Another request has the id, or there is no store.
+        CapacityError: The mesh is full; nothing was stored.
+        TransientError: The store or the broker cannot be used now.
+    """
+    store = gateway.usable_store()
+    asked = Asked(
+        tenant=TenantId(body.tenant or ""),
+        request_id=RequestId(body.id or ""),
+        digest=digest,
+        endpoint=endpoint,
+        model=body.model or "",
+        kept_s=gateway.settings.store.finals_kept_s,
+    )
+    (is_new,) = await store.requests.ask([asked])
+    row = await _row(store, asked)
+    if row.grouped_at is None and row.final is None:
+        try:
+            await gateway.producer.publish_stored(body, digest=digest, traceparent=traceparent)
+        except MeshError:
+            if is_new:
+                await _forget(store, asked)
+            raise
+    return Accepted(body=request_object(row))
+
+
+async def _row(store: Store, asked: Asked) -> StoredRequest:
+    row = await store.requests.get(asked.tenant, asked.request_id)
+    if row is None:
+        raise StoreUnavailableError("the request was deleted meanwhile")
+    if row.digest != asked.digest:
+        raise ContractError(
+            "another request has this id", code=ID_CONFLICT, param=IDEMPOTENCY_KEY, status=409
+        )
+    return row
+
+
+async def _forget(store: Store, asked: Asked) -> None:
+    """Remove the row of a request that was not published, so that its id is free."""
+    with contextlib.suppress(StoreUnavailableError, StoreFullError):
+        await store.requests.remove(asked.tenant, [asked.request_id])
+
+
+class Deferred:
+    """
+    ASGI application that accepts bodies as calls whose answers are collected later.
+
+    Args:
+        gateway: Components that all requests share.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """
+        Answer one request, in the context of its `Call`.
+
+        Raises:
+            MeshError: The request is not accepted.
+        """
+        call = current.get()
+        refuse_stream(is_streamed=call.stream)
+        body = (await receive())["body"]
+        call.rendered()
+        accepted = await accept(
+            self._gateway,
+            published(call, scope["path"], body),
+            endpoint=scope["path"],
+            digest=call.digest or "",
+            traceparent=call.traceparent,
+        )
+        headers = [(name.encode(), value.encode()) for name, value in accepted.headers.items()]
+        start = {"type": "http.response.start", "status": accepted.status}
+        await send({**start, "headers": [JSON, *headers]})
+        await send({"type": "http.response.body", "body": msgspec.json.encode(accepted.body)})
+
+
+def refuse_stream(*, is_streamed: bool) -> None:
+    """
+    Check that a request whose answer is collected later does not ask for a stream.
+
+    Raises:
+        ContractError: It does.
+    """
+    if is_streamed:
+        raise ContractError(
+            f"stream must be false with Prefer: {RESPOND_ASYNC}: the answer is not sent but stored",
+            param="stream",
+        )

@@ -1,0 +1,154 @@
+"""Replies of stored work: written to the store, then passed on to those who asked again."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import structlog
+
+from shared.broker import topology
+from shared.broker.finals import publish_final
+from shared.broker.protocol import Broker, Delivery, Settlement
+from shared.contracts.base import Decoder, Seconds, TenantId, encode
+from shared.contracts.errors import (
+    ContractError,
+    MessageTooLargeError,
+    StoreFullError,
+    StoreUnavailableError,
+    TransientError,
+)
+from shared.contracts.requests import (
+    Final,
+    Reply,
+    RequestCompleted,
+    RequestFailed,
+    RunStarted,
+    TokensEmitted,
+)
+from shared.store.group_commit import GroupCommit
+from shared.store.requests import Ended, Kept, Started
+from shared.store.store import Store
+
+log = structlog.get_logger()
+_decode: Decoder[Reply] = Decoder(Reply)
+_decode_final: Decoder[Final] = Decoder(Final)
+COMPLETED = "completed"
+REFUSAL_HEADER = "headway-refusal"
+"""Header, `true`: the request was refused before it was grouped."""
+RETRY_S: Seconds = 0.5
+WAIT_S: Seconds = 60.0
+"""Time for which a reply waits in this process for the store, before the broker keeps it again."""
+
+
+@dataclass(slots=True)
+class StoredReplies:
+    """
+    Handler of the queue `headway.stored`; several groupers can consume it concurrently.
+
+    A reply is acknowledged after its commit, and after those who asked again have got the final: a
+    crash in between repeats both, which changes nothing.
+
+    Args:
+        broker: The broker.
+        store: The store.
+        stop: Set when the process stops.
+    """
+
+    broker: Broker
+    store: Store
+    stop: asyncio.Event
+    _ended: GroupCommit[Ended, Kept] = field(init=False)
+    _started: GroupCommit[Started, None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._ended = GroupCommit(self.store.requests.end)
+        self._started = GroupCommit(self.store.requests.mark_started)
+
+    async def on_reply(self, delivery: Delivery) -> None:
+        """Write a reply to the store, pass it on, and settle it."""
+        try:
+            tenant = _tenant_of(delivery)
+            reply = _decode(delivery.body)
+        except ContractError as error:
+            log.error("stored_reply.unreadable", error=str(error))
+            await delivery.settle(Settlement.REJECT)
+            return
+        try:
+            await self._until_stored(tenant, reply, is_refusal=_is_refusal(delivery))
+        except TransientError as error:
+            log.warning("stored_reply.deferred", error=str(error))
+            await delivery.settle(Settlement.REQUEUE)
+        except Exception:  # a bug affects only this reply, which the broker keeps for operators
+            log.exception("stored_reply.broken")
+            await delivery.settle(Settlement.REJECT)
+        else:
+            await delivery.settle(Settlement.ACK)
+
+    async def _until_stored(self, tenant: TenantId, reply: Reply, *, is_refusal: bool) -> None:
+        """
+        Write a reply, as soon as the store can be used.
+
+        Raises:
+            TransientError: The store could not be used for a minute, or the broker cannot be used.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + WAIT_S
+        while True:
+            try:
+                self.store.require()
+                await self._write(tenant, reply, is_refusal=is_refusal)
+            except (StoreUnavailableError, StoreFullError) as error:
+                if self.stop.is_set() or loop.time() > until:
+                    raise TransientError(str(error)) from error
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
+
+    async def _write(self, tenant: TenantId, reply: Reply, *, is_refusal: bool) -> None:
+        match reply:
+            case RunStarted():
+                started = Started(
+                    tenant=tenant,
+                    request_id=reply.request_id,
+                    instance_id=reply.instance_id,
+                    at=reply.at,
+                )
+                await self._started.submit(started)
+            case RequestCompleted() | RequestFailed():
+                await self._keep(_ended(tenant, reply, is_refusal=is_refusal))
+            case TokensEmitted():
+                log.debug("stored_reply.ignored", kind="tokens")
+
+    async def _keep(self, ended: Ended) -> None:
+        kept = await self._ended.submit(ended)
+        if kept.final is None or not kept.waiters:
+            return
+        final = _decode_final(kept.final)
+        for waiter in kept.waiters:
+            try:
+                await publish_final(self.broker, final, reply_to=waiter.reply_to)
+            except MessageTooLargeError as error:
+                log.warning("final.undeliverable", request_id=ended.request_id, error=str(error))
+        await self.store.requests.forget_waiters([waiter.id for waiter in kept.waiters])
+
+
+def _ended(tenant: TenantId, final: Final, *, is_refusal: bool) -> Ended:
+    is_completed = isinstance(final, RequestCompleted)
+    return Ended(
+        tenant=tenant,
+        request_id=final.request_id,
+        outcome=COMPLETED if is_completed else final.error.code,
+        final=encode(final),
+        at=final.timings.finished_at if is_completed else final.at,
+        is_refusal=is_refusal,
+    )
+
+
+def _tenant_of(delivery: Delivery) -> TenantId:
+    tenant = delivery.headers.get(topology.TENANT_HEADER)
+    if not isinstance(tenant, str):
+        raise ContractError(f"header {topology.TENANT_HEADER} is missing")
+    return TenantId(tenant)
+
+
+def _is_refusal(delivery: Delivery) -> bool:
+    return delivery.headers.get(REFUSAL_HEADER) == "true"

@@ -1,0 +1,162 @@
+"""Questions of producers about their requests, which groupers answer from the store."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from services.planner.grouper.stored.questions import Questions
+from services.planner.settings import GrouperSettings
+from shared.broker import topology
+from shared.broker.protocol import Broker, Delivery, OutMessage, Settlement
+from shared.contracts.base import Decoder, RequestId, TenantId, encode, tag_of
+from shared.contracts.requests import ErrorInfo, RequestFailed
+from shared.contracts.stored import RequestAsked, RequestState, RequestStatus
+from shared.store.migrating import migrate
+from shared.store.requests import Asked, Ended, Started
+from shared.store.store import Store
+from tests.brokers import MEMORY, BrokerRig, eventually
+from tests.stores import ACME, open_store, place, settings_of
+
+REQUEST = RequestId("r1")
+ANSWERS = "reply.asker"
+SETTINGS = GrouperSettings(trusted_users=("trusted",))
+decode: Decoder[RequestStatus] = Decoder(RequestStatus)
+
+
+@pytest.fixture
+def broker_target() -> str:
+    return MEMORY
+
+
+@dataclass
+class Asker:
+    """A client whose questions one grouper answers."""
+
+    broker: Broker
+
+    async def ask(
+        self, user: str | None, *, tenant: str | None = None, request_id: str = REQUEST
+    ) -> RequestStatus:
+        asked = RequestAsked(
+            request_id=RequestId(request_id),
+            reply_to=ANSWERS,
+            tenant=None if tenant is None else TenantId(tenant),
+        )
+        await self.send(encode(asked), user)
+        found: list[Delivery] = []
+
+        async def arrived() -> bool:
+            if delivery := await self.broker.get(ANSWERS):
+                await delivery.settle(Settlement.ACK)
+                found.append(delivery)
+            return bool(found)
+
+        await eventually(arrived)
+        assert found[0].correlation_id == request_id
+        return decode(found[0].body)
+
+    async def send(self, body: bytes, user: str | None) -> None:
+        message = OutMessage(body=body, kind=tag_of(RequestAsked), user_id=user)
+        await self.broker.publish(topology.CONTROL, topology.CONTROL_REQUEST, message)
+
+
+@contextlib.asynccontextmanager
+async def asking(brokers: BrokerRig, store: Store | None) -> AsyncIterator[Asker]:
+    near, far = await brokers.connect("asker"), await brokers.connect("grouper")
+    await topology.declare(far)
+    queue, binding = topology.reply_queue(ANSWERS)
+    await near.declare_queue(queue)
+    await near.bind(binding)
+    questions = Questions(broker=far, store=store, settings=SETTINGS)
+    subscription = await far.consume(topology.QUESTIONS, questions.on_question, prefetch=16)
+    try:
+        yield Asker(near)
+    finally:
+        await subscription.cancel()
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    settings = settings_of(None, tmp_path / "data")
+    await migrate(place(settings))
+    async with open_store(settings) as opened:
+        await opened.check()
+        asked = Asked(
+            tenant=ACME,
+            request_id=REQUEST,
+            digest="d",
+            endpoint="/v1/completions",
+            model="tiny",
+            kept_s=60.0,
+        )
+        await opened.requests.ask([asked])
+        yield opened
+
+
+async def test_status_follows_the_request(broker_rig: BrokerRig, store: Store):
+    started = Started(tenant=ACME, request_id=REQUEST, instance_id="i1", at=5.0)  # type: ignore[arg-type]  # an id
+    error = ErrorInfo(message="no", code="poison_request", status=500)
+    final = encode(RequestFailed(request_id=REQUEST, error=error, at=6.0))
+    ended = Ended(tenant=ACME, request_id=REQUEST, outcome="poison_request", final=final, at=6.0)
+    async with asking(broker_rig, store) as asker:
+        queued = await asker.ask("acme")
+        await store.requests.mark_started([started])
+        running = await asker.ask("acme")
+        await store.requests.end([ended])
+        failed = await asker.ask("acme")
+
+    assert [each.state for each in (queued, running, failed)] == [
+        RequestState.QUEUED,
+        RequestState.RUNNING,
+        RequestState.FAILED,
+    ]
+    assert (running.instance_id, running.runs, running.started_at) == ("i1", 1, 5.0)
+    assert (queued.endpoint, queued.final) == ("/v1/completions", msgspec.UNSET)
+    assert bytes(failed.final or b"") == final
+
+
+async def test_only_trusted_users_ask_about_others(broker_rig: BrokerRig, store: Store):
+    async with asking(broker_rig, store) as asker:
+        answers = [
+            await asker.ask("other"),
+            await asker.ask("other", tenant="acme"),
+            await asker.ask(None, tenant="acme"),
+            await asker.ask("trusted"),
+        ]
+        allowed = await asker.ask("trusted", tenant="acme")
+        unknown = await asker.ask("acme", request_id="none")
+
+    problems = [each.problem for each in (*answers, unknown)]
+    assert {(each.status, each.code) for each in problems if each} == {(404, "request_not_found")}
+    assert [each.state for each in answers] == [None] * 4
+    assert allowed.state is RequestState.QUEUED
+
+
+async def test_without_a_usable_store_the_answer_says_so(broker_rig: BrokerRig, store: Store):
+    store.problem = "the disk is on fire"
+    async with asking(broker_rig, store) as asker:
+        away = await asker.ask("acme")
+
+    assert away.problem is not None
+    assert (away.problem.status, away.problem.code) == (503, "store_unavailable")
+    assert "on fire" in away.problem.message
+
+
+async def test_without_a_store_the_answer_says_so(broker_rig: BrokerRig):
+    async with asking(broker_rig, None) as asker:
+        none = await asker.ask("acme")
+
+    assert none.problem is not None
+    assert (none.problem.status, none.problem.code) == (501, "store_not_configured")
+
+
+async def test_unreadable_question_does_not_stop_the_answers(broker_rig: BrokerRig, store: Store):
+    async with asking(broker_rig, store) as asker:
+        await asker.send(b'{"kind":"request.asked.v1"}', "acme")
+        answer = await asker.ask("acme")
+
+    assert answer.state is RequestState.QUEUED
