@@ -119,8 +119,11 @@ class Door:
             outcome = await response.fail(error_info(error))
             logged.info("request.refused", error=str(error))
         except Exception as error:
-            logged.exception("request.broken")
-            outcome = await response.fail(error_info(error))
+            failure = None if response.call is None else response.call.failure
+            if failure is None:
+                logged.exception("request.broken")
+            # VLLM's stream of Responses breaks off when a request fails.
+            outcome = await response.fail(failure or error_info(error))
         finally:
             self._gateway.metrics.requests.labels(ROUTES[scope["path"]], outcome.value).inc()
 

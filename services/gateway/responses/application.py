@@ -11,7 +11,7 @@ from services.gateway.files.form import RequestBody
 from services.gateway.light import Replay
 from services.gateway.outcomes import Outcome
 from services.gateway.resources import ResourceCall, Routes, WithResources
-from services.gateway.responses.asked import STORE_FIELDS, front_body, names_the_store, parse_asked
+from services.gateway.responses.asked import front_body, names_the_store, parse_asked
 from services.gateway.responses.feed import Feed
 from services.gateway.responses.objects import (
     ResponseDeleted,
@@ -31,10 +31,6 @@ log = structlog.get_logger()
 
 PASSED_HEADERS = ("content-type", "retry-after")
 """Headers of the front's refusal that the client gets."""
-NO_STORE = (
-    f"this gateway has no store, which {', '.join(STORE_FIELDS)} need: set store.data_dir, or "
-    "store.url and store.files"
-)
 
 
 class ResponsesResource:
@@ -228,9 +224,8 @@ def usable(gateway: Gateway, responses: Responses | None) -> Responses:
         ContractError: The gateway has no store.
         StoreUnavailableError: The store cannot be used now.
     """
-    if responses is None or gateway.store is None:
-        raise ContractError(NO_STORE, code="store_not_configured", status=501)
-    gateway.store.require()
+    gateway.usable_store()
+    assert responses is not None  # noqa: S101 - a gateway with a store has them
     return responses
 
 

@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 import structlog
 
+from services.gateway.headers import IDEMPOTENCY_KEY
 from services.gateway.responses.asked import check_turns, front_body
 from services.gateway.responses.feed import Feed
 from services.gateway.responses.inner_call import InnerAnswer, inner_call
@@ -33,9 +35,7 @@ from solver.storage.response_events import ENDS
 log = structlog.get_logger()
 
 PATH = "/v1/responses"
-IDEMPOTENCY_KEY = "idempotency-key"
-OK, CLIENT_GONE = 200, 499
-AGAIN_STATUSES = (429, 503)
+AGAIN_STATUSES = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 AGAIN_CODES = frozenset(
     {"timeout", "over_capacity", "mesh_unavailable", "model_not_ready", "store_unavailable"}
 )
@@ -157,7 +157,7 @@ class ResponseRun:
             self._tools.front, path=PATH, body=body, headers=headers, tenant=response.tenant
         ) as answer:
             await answer.begin()
-            if answer.status != OK:
+            if answer.status != HTTPStatus.OK:
                 refusal = Refusal(answer.status, answer.headers, await answer.whole())
                 return await self._refused(refusal)
             try:
@@ -200,7 +200,7 @@ class ResponseRun:
         """Pass events to the writer; the result is None at the end, or the error before it."""
         async for event in _events_in(answer):
             if "error" in event and event.get("type") in (None, "error"):
-                return _info_of(event, status=500)
+                return _info_of(event, status=HTTPStatus.INTERNAL_SERVER_ERROR)
             if not isinstance(event.get("type"), str):
                 continue
             shown = shown_event(self.response, event)
@@ -283,12 +283,14 @@ def _decoded(body: bytes) -> dict[str, Any]:
 
 
 def _info_of(event: Mapping[str, Any], *, status: int) -> ErrorInfo:
-    """The error in the body of a refusal, or in an event."""
+    """The error in a refusal or an event; vLLM's own errors have a status as code."""
     error = event.get("error")
     fields = error if isinstance(error, dict) else event
     code = fields.get("code")
+    if isinstance(code, int):
+        status = code
     if fields.get("type") == AGAIN_TYPE:
-        status = 429
+        status = HTTPStatus.TOO_MANY_REQUESTS
     return ErrorInfo(
         message=str(fields.get("message") or BROKEN.message),
         code=code if isinstance(code, str) else "server_error",

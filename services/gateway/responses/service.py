@@ -8,7 +8,7 @@ from hashlib import sha256
 import msgspec
 
 from services.gateway.door import REFUSED_HEADERS
-from services.gateway.headers import HINTS
+from services.gateway.headers import HINTS, IDEMPOTENCY_KEY, parse_hints
 from services.gateway.responses.asked import AskedResponse, check_turns, parse_asked
 from services.gateway.responses.feed import Feed
 from services.gateway.responses.objects import first_events, queued_object, stored_event
@@ -31,7 +31,6 @@ a later refusal is a failure of the response.
 """
 KEPT_HEADERS = HINTS.union(REFUSED_HEADERS)
 """Headers that the front gets; it refuses some of them."""
-IDEMPOTENCY_KEY = "idempotency-key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +178,7 @@ class Responses:
         self, tenant: TenantId, asked: AskedResponse, body: bytes, headers: Mapping[str, str]
     ) -> StoredResponse:
         now = await self._store.database.time()
-        key = headers.get(IDEMPOTENCY_KEY)
+        key = parse_hints(headers).idempotency_key
         return StoredResponse(
             id=new_response_id(now) if key is None else _id_of(tenant, key),
             tenant=tenant,

@@ -15,6 +15,8 @@ import pytest_asyncio
 
 from services.gateway.door import REFUSED_HEADERS, ROUTES
 from services.gateway.files.openapi import file_paths
+from services.gateway.requests.openapi import request_paths
+from services.gateway.responses.openapi import response_paths
 from services.mesh.processes import ProcessMesh
 from shared.api.calls import MAX_GRAMMAR_BYTES, REFUSED_FIELDS
 from shared.models.tiny import TINY_MODELS, TINY_POOLING_MODELS, make_tiny_models
@@ -306,7 +308,8 @@ async def test_openapi_document_has_the_open_routes_and_the_meshs_fields(http: h
     schemas = document["components"]["schemas"]
     references = set(re.findall(r"#/components/schemas/([^\"]+)", json.dumps(document)))
 
-    assert document["paths"].keys() == ROUTES.keys() | file_paths()[0].keys()
+    stored = [paths for paths, _ in (file_paths(), request_paths(), response_paths())]
+    assert document["paths"].keys() == ROUTES.keys() | {path for each in stored for path in each}
     assert references == schemas.keys()
     for body in ("ChatCompletionRequest", "CompletionRequest", "ResponsesRequest"):
         assert schemas[body]["properties"].keys() >= {"slo", "expires_at", "on_late"}
