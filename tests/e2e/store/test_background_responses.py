@@ -132,7 +132,7 @@ async def read_in_pieces(
     """Read a stream that is cut several times, and goes on at another gateway each time."""
     chance, got = random.Random(seed), list[Event]()
     cuts = 0
-    while not got or not got[-1]["type"] in ("response.completed", "response.incomplete"):
+    while not got or got[-1]["type"] not in ("response.completed", "response.incomplete"):
         most = chance.randint(1, NUM_TOKENS // NUM_CUTS) if cuts < NUM_CUTS else None
         position = got[-1]["sequence_number"] if got else -1
         client = clients[(seed + cuts) % len(clients)]
