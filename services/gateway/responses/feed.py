@@ -4,12 +4,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
-from shared.contracts.base import Seconds
 from shared.store.responses import ResponseRows, StoredEvent
 from solver.storage.response_events import ENDS
 
-PERIOD_S: Seconds = 0.075
-"""Period in which events of other gateways are looked for."""
 PAGE = 256
 """Number of events that are read at once."""
 MAX_PENDING = 2048
@@ -103,12 +100,16 @@ class Feed:
                 self._behind(response_id)
             elif progress.num_events > known:
                 changed[response_id] = known - 1
-            self._counts[response_id] = 0 if progress is None else progress.num_events
+            self._count(response_id, 0 if progress is None else progress.num_events)
         if changed:
             for response_id, events in (await self._rows.news(changed)).items():
                 # More may have been stored since the first query.
-                self._counts[response_id] = events[-1].number + 1
+                self._count(response_id, events[-1].number + 1)
                 self.publish(response_id, events)
+
+    def _count(self, response_id: str, number: int) -> None:
+        if response_id in self._readers:
+            self._counts[response_id] = number
 
     def _behind(self, response_id: str) -> None:
         for reader in self._readers.get(response_id, ()):

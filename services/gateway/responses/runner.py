@@ -27,6 +27,7 @@ HELD_S: Seconds = 10.0
 HOLD_PERIOD_S: Seconds = HELD_S / 4
 TAKE_PERIOD_S: Seconds = 1.0
 FEED_PERIOD_S: Seconds = 0.075
+"""Period in which events of other gateways are looked for."""
 MAX_TAKEN = 32
 """Maximum number of responses that are taken over at once."""
 MAX_EPOCH = 100
@@ -153,7 +154,7 @@ class Runner:
         self._loops = asyncio.gather(
             every(HOLD_PERIOD_S, self.hold, stop=self._closing),
             every(TAKE_PERIOD_S, self.take_over, stop=self._closing),
-            every(FEED_PERIOD_S, self._tools.feed.poll, stop=self._closing),
+            every(FEED_PERIOD_S, self._look, stop=self._closing),
         )
         return self
 
@@ -173,6 +174,11 @@ class Runner:
                 await self._store.responses.let_go(self.name)
             except StoreUnavailableError as error:
                 log.warning("responses.left", error=str(error))
+
+    async def _look(self) -> None:
+        """Look for events of other gateways."""
+        if self._store.problem is None:
+            await self._tools.feed.poll()
 
     def _notice(self, response: StoredResponse, kind: str) -> Notice | None:
         if not response.is_background:

@@ -53,6 +53,8 @@ class EventWriter:
         self._waiting: list[Event] = []
         self._changed = asyncio.Event()
         self._is_closed = False
+        self._waits = False
+        """True while the store is away."""
 
     def add(self, event: Event) -> None:
         """Store *event* after those before."""
@@ -86,17 +88,23 @@ class EventWriter:
 
     async def _store(self, events: list[Event]) -> None:
         batch = self._batch(events)
-        while True:
-            try:
-                is_stored = await self._commits.submit(batch)
-            except (StoreUnavailableError, StoreFullError) as error:
+        while (is_stored := await self._submitted(batch)) is None:  # noqa: ASYNC110 - the end of an outage has no event
+            await asyncio.sleep(RETRY_S)
+        if not is_stored:
+            raise RunLostError(f"response {self._response.id} has ended or runs elsewhere")
+        self._feed.publish(self._response.id, batch.events)
+
+    async def _submitted(self, batch: Appended) -> bool | None:
+        """Whether the batch is stored; None while the store is away."""
+        try:
+            is_stored = await self._commits.submit(batch)
+        except (StoreUnavailableError, StoreFullError) as error:
+            if not self._waits:
                 log.warning("events.waiting", response_id=self._response.id, error=str(error))
-                await asyncio.sleep(RETRY_S)
-                continue
-            if not is_stored:
-                raise RunLostError(f"response {self._response.id} has ended or runs elsewhere")
-            self._feed.publish(self._response.id, batch.events)
-            return
+            self._waits = True
+            return None
+        self._waits = False
+        return is_stored
 
     def _batch(self, events: list[Event]) -> Appended:
         response, last = self._response, events[-1]
