@@ -144,7 +144,7 @@ def masked_url(text: str) -> str:
 def _mask(key: str, value: Any) -> Any:
     if isinstance(value, dict) and not _is_secret(key):
         return {name: _mask(name, each) for name, each in value.items()}
-    if isinstance(value, list) and not _is_secret(key):
+    if isinstance(value, list | tuple) and not _is_secret(key):
         return [_mask(key, each) for each in value]
     if isinstance(value, str) and "://" in value and "@" in value:
         return masked_url(value)

@@ -216,14 +216,14 @@ class ResponseRows:
             fresh, results = [], []
             for each in batches:
                 row = rows.get(each.response_id)
-                is_own = row is not None and row.epoch == each.epoch
-                # The commit of an earlier call may have succeeded although its answer was lost.
-                is_stored = is_own and row.num_events == each.events[-1].number + 1
-                is_next = is_own and row.status in RUNNING
-                is_next = is_next and row.num_events == each.events[0].number
-                if is_next:
+                if row is None or row.epoch != each.epoch:
+                    results.append(False)
+                elif row.status in RUNNING and row.num_events == each.events[0].number:
                     fresh.append(each)
-                results.append(is_stored or is_next)
+                    results.append(True)
+                else:
+                    # An earlier call may have committed although its answer was lost.
+                    results.append(row.num_events == each.events[-1].number + 1)
             await self._append(connection, fresh)
         return results
 
@@ -360,8 +360,11 @@ class ResponseRows:
             connection, [(each.response_id, event) for each in batches for event in each.events]
         )
         changed = update(responses).where(responses.c.id == bindparam("response"))
-        counted = {"num_events": bindparam("count"), "status": bindparam("now_status")}
-        shown = {"object": bindparam("now_object")}
+        counted: dict[str, Any] = {
+            "num_events": bindparam("count"),
+            "status": bindparam("now_status"),
+        }
+        shown: dict[str, Any] = {"object": bindparam("now_object")}
         ended = {"ended_at": self._database.now, "held_until": None}
         plain, with_object, at_end = [], [], []
         for each in batches:
@@ -429,7 +432,7 @@ async def _events(
     return [_event(row) for row in rows]
 
 
-def _event(row: Row[Any]) -> StoredEvent:
+def _event(row: Any) -> StoredEvent:
     return StoredEvent(number=row.number, type=row.type, data=bytes(row.data))
 
 

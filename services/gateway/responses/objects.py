@@ -62,7 +62,12 @@ class InputItems(msgspec.Struct, frozen=True, kw_only=True):
 def queued_object(response: StoredResponse, asked: Mapping[str, Any]) -> dict[str, Any]:
     """The object of a new response."""
     echoed = {name: asked.get(name) or default for name, default in _ECHOED.items()}
-    shown = {"model": response.model, "output": [], "status": "queued", "usage": None}
+    shown: dict[str, Any] = {
+        "model": response.model,
+        "output": [],
+        "status": "queued",
+        "usage": None,
+    }
     return shown_object(response, echoed | shown)
 
 

@@ -57,7 +57,7 @@ class Runner:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._num_running = Counter[TenantId]()
         self._closing = asyncio.Event()
-        self._loops: asyncio.Future[list[None]] | None = None
+        self._loops: asyncio.Future[tuple[None, None, None]] | None = None
 
     def check_room(self, tenant: TenantId) -> None:
         """

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
@@ -81,10 +82,10 @@ class Deliveries:
                     return
                 await self._begin(lease)
                 if not await self._one_ended():
-                    break
-            await self._store.deliveries.remove_ended(
-                lease, older_than_s=self._settings.kept_s, limit=MAX_REMOVED
-            )
+                    await self._store.deliveries.remove_ended(
+                        lease, older_than_s=self._settings.kept_s, limit=MAX_REMOVED
+                    )
+                    return
         except StaleLeaseError as error:
             log.warning("webhooks.lost", error=str(error))
             self._lease = None
@@ -113,7 +114,10 @@ class Deliveries:
                 continue
             task = self._tasks.spawn(self._attempt(lease, delivery), name=f"webhook {key[0]}")
             self._running[key] = task
-            task.add_done_callback(lambda _, key=key: self._running.pop(key, None))
+            task.add_done_callback(partial(self._ended, key))
+
+    def _ended(self, key: tuple[str, str], _task: asyncio.Task[None]) -> None:
+        del self._running[key]
 
     async def _one_ended(self) -> bool:
         """Wait until an attempt has ended; False if none is in progress, or all take long."""
