@@ -249,9 +249,8 @@ class Grouper:
         except MeshError:
             await self._claims.release(request)
             raise
-        now = self._clock.now()
-        forecast = self.state.forecast(request.lane, now)
-        expected_at = None if forecast is None else now + forecast.mean_s
+        wait = self.state.wait_forecast(request, self._clock.now())
+        expected_at = None if wait is None else request.grouped_at + wait.mean_s
         await self._claims.grouped(request, expected_at)
         return queue
 

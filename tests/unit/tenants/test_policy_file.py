@@ -71,14 +71,14 @@ async def test_a_new_version_takes_effect_and_a_broken_one_does_not(tmp_path: Pa
     policies = WatchedPolicies(WatchedFile(path, decode_policies))
     first = policies.state.digest
     path.write_text('{"tenants": {"acme": {"requests_per_minute": "many"}}}')
-    await policies._file.apply()
+    await policies._source.apply()
 
     assert policies.policy(TenantId("acme")).requests_per_minute == 1
     assert first == policies.state.digest
     assert "requests_per_minute" in policies.state.refused
 
     path.write_text('{"tenants": {"acme": {"requests_per_minute": 2}}}')
-    await policies._file.apply()
+    await policies._source.apply()
 
     assert policies.policy(TenantId("acme")).requests_per_minute == 2
     assert first != policies.state.digest
@@ -91,10 +91,10 @@ async def test_a_mistake_that_is_undone_is_no_longer_reported(tmp_path: Path) ->
     path.write_text("{}")
     policies = WatchedPolicies(WatchedFile(path, decode_policies))
     path.write_text("{")
-    await policies._file.apply()
+    await policies._source.apply()
     assert policies.state.refused
 
     path.write_text("{}")
-    await policies._file.apply()
+    await policies._source.apply()
 
     assert policies.state.refused == ""

@@ -132,13 +132,17 @@ class StoredReplies:
 
 
 def _ended(tenant: TenantId, final: Final, *, is_refusal: bool) -> Ended:
-    is_completed = isinstance(final, RequestCompleted)
+    match final:
+        case RequestCompleted():
+            outcome, at = COMPLETED, final.timings.finished_at
+        case RequestFailed():
+            outcome, at = final.error.code, final.at
     return Ended(
         tenant=tenant,
         request_id=final.request_id,
-        outcome=COMPLETED if is_completed else final.error.code,
+        outcome=outcome,
         final=encode(final),
-        at=final.timings.finished_at if is_completed else final.at,
+        at=at,
         is_refusal=is_refusal,
     )
 
