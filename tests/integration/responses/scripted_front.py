@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,10 +118,34 @@ class Parts:
         body = {"model": MODEL, "input": "6*7?", "background": True} | fields
         return await self.responses.create(tenant, msgspec.json.encode(body), {})
 
+    killed: asyncio.Event = field(default_factory=asyncio.Event)
+
     async def kill(self) -> None:
-        """End the runs as the end of the process does: nothing is written."""
+        """End runs and readers as the end of the process does: nothing is written."""
+        self.freeze()
         # White box: an orderly stop would leave the responses to others at once.
         await self.runner._tasks.cancel()
+        self.killed.set()
+
+    def freeze(self) -> None:
+        """Let the gateway neither hold its responses nor take others over; its runs go on."""
+        self.runner._closing.set()
+
+    async def read(self, response_id: str, *, after: int) -> AsyncIterator[list[StoredEvent]]:
+        """Events after a number, until the gateway is killed."""
+        killed = asyncio.create_task(self.killed.wait())
+        async with aclosing(self.feed.follow(response_id, after=after)) as batches:
+            while not self.killed.is_set():
+                following = asyncio.create_task(anext(batches, None))
+                await asyncio.wait({following, killed}, return_when=asyncio.FIRST_COMPLETED)
+                if not following.done():
+                    following.cancel()
+                    await asyncio.wait({following})
+                    break
+                if (events := following.result()) is None:
+                    break
+                yield events
+        killed.cancel()
 
     async def followed(self, response_id: str, *, after: int = -1) -> list[StoredEvent]:
         """All events after a number, to the end."""
