@@ -165,7 +165,7 @@ async def test_a_gateway_that_stops_in_order_leaves_its_responses_at_once(
 
 
 async def test_a_response_is_cancelled_from_another_gateway(settings: StoreSettings):
-    front = ScriptedFront(stop_after=12)
+    front = ScriptedFront(stop_after=18)
     async with (
         gateway_parts(settings, front) as first,
         gateway_parts(settings, ScriptedFront()) as second,
