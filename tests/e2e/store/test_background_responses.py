@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 NUM_STREAMS, NUM_CUTS, NUM_TOKENS = 40, 5, 120
-PATIENCE_S = 180.0
+PATIENCE_S = 300.0
 Event = dict[str, Any]
 
 
@@ -60,15 +60,19 @@ async def rig(
             gateway={"front": "vllm", "store": store},
             planner={"store": store},
         )
-        async with ProcessMesh(spec) as mesh:
-            _, first = mesh.spec.service_settings()["gateway"]
-            port = free_port()
-            second = MeshProcess(
-                "gateway-2", service="gateway", settings=first | {"port": port}, directory=directory
-            )
-            await second.start()
-            urls = (spec.gateway_url, f"http://127.0.0.1:{port}")
-            try:
+        _, settings_of_first = spec.service_settings()["gateway"]
+        port = free_port()
+        second = MeshProcess(
+            "gateway-2",
+            service="gateway",
+            settings=settings_of_first | {"port": port},
+            directory=directory,
+        )
+        urls = (spec.gateway_url, f"http://127.0.0.1:{port}")
+        # Before the mesh, since both gateways take long to import vLLM.
+        await second.start()
+        try:
+            async with ProcessMesh(spec, ready_timeout_s=PATIENCE_S):
                 await eventually(lambda: _is_ready(urls[1]), within_s=PATIENCE_S)
                 limits = httpx.Limits(max_connections=None)
                 async with (
@@ -76,8 +80,8 @@ async def rig(
                     httpx.AsyncClient(base_url=urls[1], timeout=60.0, limits=limits) as two,
                 ):
                     yield Rig((one, two), second)
-            finally:
-                await second.stop()
+        finally:
+            await second.stop()
 
 
 async def _is_ready(url: str) -> bool:

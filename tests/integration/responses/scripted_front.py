@@ -22,6 +22,7 @@ from shared.store.group_commit import GroupCommit
 from shared.store.responses import StoredEvent
 from shared.store.settings import StoreSettings
 from shared.store.store import Store
+from tests.brokers import eventually
 from tests.responses import Event, Rendering, message, reasoning
 from tests.stores import ACME, ManualClock, open_store
 
@@ -190,3 +191,7 @@ async def gateway_parts(
         async with Runner(store, tools, max_running=max_running) as runner:
             responses = Responses(store, settings, registry, runner, feed)
             yield Parts(store, front, feed, runner, responses, cancelled)
+        # White box: a cancelled query closes its connection later, which must be before the end of
+        # the event loop.
+        pool = store.database._engine.pool
+        await eventually(lambda: pool.checkedout() == 0)  # type: ignore[attr-defined]  # of its kind
