@@ -63,9 +63,9 @@ class Renderer:
     Args:
         endpoint: Endpoint of the request, which determines the formats.
         request_id: Id of the request in the mesh; OpenAI's id contains it.
-        model: Model name as the client sent it.
-        created: Creation time of a streamed answer, Unix seconds. That of a whole answer is the
-            arrival of the request in the mesh, so that every repeat has the same body.
+        model: Model name of a streamed answer, as the client sent it.
+        created: Creation time of a streamed answer, Unix seconds. A whole answer has the model and
+            the arrival of its final, so that every repeat has the same body.
         include_usage: `stream_options.include_usage`.
     """
 
@@ -87,7 +87,11 @@ class Renderer:
         """JSON body of an answer that is sent as one body."""
         choice = self._endpoint.whole_choice(final.text, final.finish_reason.value)
         parts = {"choices": [choice], "usage": usage_of(final.usage), "headway": headway_of(final)}
-        own = {"object": self._endpoint.whole, "created": int(final.timings.arrived_at)}
+        own = {
+            "object": self._endpoint.whole,
+            "created": int(final.timings.arrived_at),
+            "model": final.model,
+        }
         return msgspec.json.encode(self._start | own | parts)
 
     def opening(self) -> bytes:

@@ -94,7 +94,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     store: StoreSettings = StoreSettings()
     """Store of files; without `store.data_dir` and `store.url` there is none."""
     webhooks: WebhookSettings = WebhookSettings()
-    """Who gets events about stored objects; they need a store."""
+    """Receivers of events about stored objects; they need a store."""
     publish_timeout_s: PositiveS = 5.0
     """Time limit for publishing a request to the broker; after it, the gateway answers with 503."""
     body_timeout_s: PositiveS = 30.0

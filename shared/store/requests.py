@@ -193,6 +193,17 @@ class RequestRows:
             made = await self._inserted(connection, rows, now)
         return [each.key in made for each in asked]
 
+    async def withdraw(self, key: Key) -> None:
+        """Remove the row of a request that was not published, unless a message has claimed it."""
+        unclaimed = and_(
+            _is(key),
+            requests.c.claimed_by.is_(None),
+            requests.c.grouped_at.is_(None),
+            requests.c.final.is_(None),
+        )
+        async with self._database.write() as connection:
+            await connection.execute(delete(requests).where(unclaimed))
+
     async def claim(self, asked: Sequence[ClaimAsked], holder: str) -> list[Claim]:
         """
         Decide about messages under ids, whose keys must differ.

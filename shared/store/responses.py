@@ -240,7 +240,7 @@ class ResponseRows:
         Args:
             response_id: The response.
             ending: Makes the end from the response and its events.
-            epoch: Only in this epoch; None: whoever runs it.
+            epoch: Only in this epoch; None: in any.
 
         Returns:
             The response as it is then, also if it had ended before; None if there is none.

@@ -13,7 +13,7 @@ from shared.contracts.errors import MeshError
 from solver.storage.response_events import DELTA, ENDS, ITEM_ADDED, LIFECYCLE, Event
 
 _IDS = ("id", "item_id", "call_id")
-"""Fields with ids that each rendering of an answer makes anew."""
+"""Fields with ids that differ in each rendering of an answer."""
 _PLACE = ("output_index", "content_index", "summary_index")
 """Fields that say where in the output an event belongs."""
 _Key = tuple[Any, ...]

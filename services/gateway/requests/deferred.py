@@ -4,7 +4,6 @@ import contextlib
 from typing import Any
 
 import msgspec
-import structlog
 
 from services.gateway.call import current
 from services.gateway.headers import IDEMPOTENCY_KEY, RESPOND_ASYNC
@@ -22,8 +21,6 @@ from shared.contracts.ingress import CallRequest, InferenceRequest
 from shared.producer.outstanding import ID_CONFLICT
 from shared.store.requests import Asked, StoredRequest
 from shared.store.store import Store
-
-log = structlog.get_logger()
 
 LOCATION = "/v1/requests/{}"
 
@@ -69,7 +66,7 @@ async def accept(
 
     Raises:
         ContractError: Another request has the id, or there is no store.
-        CapacityError: The mesh is full; nothing was stored.
+        CapacityError: The mesh is full; the id is free.
         TransientError: The store or the broker cannot be used now.
     """
     store = gateway.usable_store()
@@ -88,7 +85,8 @@ async def accept(
             await gateway.producer.publish_stored(body, digest=digest, traceparent=traceparent)
         except MeshError:
             if is_new:
-                await _forget(store, asked)
+                with contextlib.suppress(StoreUnavailableError, StoreFullError):
+                    await store.requests.withdraw(asked.key)
             raise
     return Accepted(body=request_object(row))
 
@@ -102,12 +100,6 @@ async def _row(store: Store, asked: Asked) -> StoredRequest:
             "another request has this id", code=ID_CONFLICT, param=IDEMPOTENCY_KEY, status=409
         )
     return row
-
-
-async def _forget(store: Store, asked: Asked) -> None:
-    """Remove the row of a request that was not published, so that its id is free."""
-    with contextlib.suppress(StoreUnavailableError, StoreFullError):
-        await store.requests.remove(asked.tenant, [asked.request_id])
 
 
 class Deferred:

@@ -105,7 +105,7 @@ def result_of(final: RequestCompleted, path: str | None) -> bytes:
         endpoint,
         request_id=final.request_id,
         model=final.model,
-        created=0,
+        created=int(final.timings.arrived_at),
         include_usage=False,
     )
     return renderer.whole(final)

@@ -15,7 +15,7 @@ MAX_PENDING = 2048
 
 @dataclass(eq=False)
 class _Reader:
-    """Someone who follows a response."""
+    """A caller of `follow`."""
 
     pending: list[StoredEvent] = field(default_factory=list)
     is_behind: bool = False
@@ -52,7 +52,7 @@ class _Reader:
 
 class Feed:
     """
-    Passes events to all who follow a response in this process.
+    Passes events to all callers that follow a response in this process.
 
     Runners of this process publish what they have stored; for other responses, one query for all of
     them looks for news periodically.

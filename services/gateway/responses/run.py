@@ -176,7 +176,7 @@ class ResponseRun:
             self._read(answer, continuation, writer), name=f"reader of {self.response.id}"
         )
         try:
-            # A lost run ends the reading, too.
+            # A lost run also ends the reading.
             await asyncio.wait({writing, reading}, return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
                 reading.cancel()
@@ -240,7 +240,7 @@ class ResponseRun:
         return None
 
     async def _fail(self, error: ErrorInfo) -> None:
-        """End the response as failed, or as cancelled if the mesh was told to cancel it."""
+        """End the response as failed, or as cancelled if the mesh has cancelled it."""
         response, tools = self.response, self._tools
         is_cancelled = error.code == "cancelled"
         kind = "response.cancelled" if is_cancelled else "response.failed"

@@ -112,12 +112,12 @@ class Runner:
         try:
             await self._tools.cancel(response.tenant, response.id)
         except TransientError as error:
-            # The request then goes on to its end, and its answer is not used.
+            # The request then runs to its end, and its answer is not used.
             log.warning("response.not_stopped", response_id=response.id, error=str(error))
 
     async def hold(self) -> None:
         """
-        Say that the runs of this gateway go on; end those that are not its own any more.
+        Renew the hold on the runs of this gateway; end those that are not its own any more.
 
         Raises:
             StoreUnavailableError: The store cannot be used now.
@@ -197,7 +197,7 @@ class Runner:
         response = run.response
         try:
             await run.run()
-        except Exception:  # a bug: another attempt follows when nobody holds the response
+        except Exception:  # a bug: another attempt follows when the hold has ended
             log.exception("response.broken", response_id=response.id)
         finally:
             if self._running.get(response.id) is asyncio.current_task():

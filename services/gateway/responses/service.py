@@ -200,7 +200,7 @@ class Responses:
 async def _refusal(run: ResponseRun) -> Refusal | None:
     """Wait for the begin of the answer, in the background only briefly."""
     limit_s = REFUSAL_WAIT_S if run.response.is_background else None
-    # A timeout cancels the future, so that the run knows that nobody waits for a refusal.
+    # A timeout cancels the future, and the run sees that no caller waits for a refusal.
     try:
         async with asyncio.timeout(limit_s):
             return await run.begun

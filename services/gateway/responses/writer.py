@@ -36,7 +36,7 @@ class EventWriter:
         response: The response as this gateway holds it.
         commits: Joins the batches of all responses into transactions.
         feed: Gets the stored events.
-        webhooks: Who hears of the end.
+        webhooks: Receivers of an event about the end.
     """
 
     def __init__(

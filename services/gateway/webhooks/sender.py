@@ -84,7 +84,7 @@ class CheckedResolver(AbstractResolver):
         The public addresses of *host*.
 
         Raises:
-            PrivateAddressError: It has another address; a name with both kinds is refused, too.
+            PrivateAddressError: It has another address; a name with both kinds is also refused.
         """
         found = await self._resolver.resolve(host, port, family)
         for each in found:
@@ -141,7 +141,7 @@ class Sender:
             ),
             timeout=self._timeout,
             cookie_jar=aiohttp.DummyCookieJar(),
-            # Proxies of the environment would connect to addresses that nobody has checked.
+            # Proxies of the environment would connect to addresses that were not checked.
             trust_env=False,
         )
         return self

@@ -39,7 +39,7 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who gets events about stored objects, and how they are delivered."""
+    """Receivers of events about stored objects, and limits of deliveries."""
 
     endpoints: dict[str, tuple[Webhook, ...]] = {}
     """Tenant -> URLs that get its events. Gateways of a mesh need the same ones."""

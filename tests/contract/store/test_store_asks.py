@@ -1,7 +1,7 @@
 """Rows of requests that are made before the requests are published."""
 
 from shared.contracts.base import RequestId, TenantId
-from shared.store.requests import UNENDED_S, Asked, Ended
+from shared.store.requests import UNENDED_S, Asked, ClaimAsked, Ended
 from shared.store.store import Store
 from tests.stores import ACME, OTHER, ManualClock
 
@@ -51,3 +51,22 @@ async def test_id_of_an_expired_row_is_free(store: Store, clock: ManualClock):
     assert (early, late) == ([False], [True])
     assert row is not None
     assert (row.digest, row.endpoint, row.final, row.runs) == ("d2", "/v1/other", None, 0)
+
+
+async def test_withdrawn_id_is_free_unless_it_is_claimed(store: Store):
+    rows = store.requests
+    await rows.ask([an_ask(), an_ask(tenant=OTHER)])
+    claimed = ClaimAsked(
+        tenant=OTHER,
+        request_id=RequestId("r1"),
+        digest="d",
+        reply_to=None,
+        kept_s=KEPT_S,
+        model="tiny",
+    )
+    await rows.claim([claimed], "grouper")
+    for tenant in (ACME, OTHER):
+        await rows.withdraw((tenant, RequestId("r1")))
+
+    assert await rows.get(ACME, RequestId("r1")) is None
+    assert await rows.get(OTHER, RequestId("r1")) is not None

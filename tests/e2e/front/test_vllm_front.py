@@ -53,6 +53,7 @@ async def front(
             directory,
             registry=registry,
             gateway=gateway | {"store": msgspec.to_builtins(store)},
+            planner={"store": msgspec.to_builtins(store)},
         )
         async with ProcessMesh(spec) as running:
             yield running
@@ -308,8 +309,17 @@ async def test_openapi_document_has_the_open_routes_and_the_meshs_fields(http: h
     schemas = document["components"]["schemas"]
     references = set(re.findall(r"#/components/schemas/([^\"]+)", json.dumps(document)))
 
-    stored = [paths for paths, _ in (file_paths(), request_paths(), response_paths())]
-    assert document["paths"].keys() == ROUTES.keys() | {path for each in stored for path in each}
+    stored = (file_paths(), request_paths(), response_paths())
+    own = {path for paths, _ in stored for path in paths}
+    headers = {
+        path: {each["name"] for each in document["paths"][path]["post"]["parameters"]}
+        for path in ROUTES
+    }
+
+    assert document["paths"].keys() == ROUTES.keys() | own
+    assert headers["/v1/responses"] >= {"idempotency-key", "prefer"}
+    assert headers["/v1/embeddings"] >= {"idempotency-key"}
+    assert "prefer" not in headers["/v1/embeddings"]
     assert references == schemas.keys()
     for body in ("ChatCompletionRequest", "CompletionRequest", "ResponsesRequest"):
         assert schemas[body]["properties"].keys() >= {"slo", "expires_at", "on_late"}
@@ -324,6 +334,45 @@ async def test_files_are_stored_and_read(client: openai.AsyncOpenAI):
 
     assert listed == [made.id]
     assert (made.bytes, content.content, deleted.deleted) == (3, b"{}\n", True)
+
+
+async def test_repeated_stream_has_the_id_and_the_texts_of_the_first(http: httpx.AsyncClient):
+    """The answers are random: equal ones come from one run."""
+    body = {"model": LLAMA, "messages": MESSAGES, "max_tokens": 12, "n": 2, "stream": True}
+    answers = [
+        await http.post("/v1/chat/completions", json=body, headers={"idempotency-key": key})
+        for key in ("one", "one", "two")
+    ]
+
+    events = [
+        [json.loads(line[6:]) for line in each.text.split("\n\n") if line[6:7] == "{"]
+        for each in answers
+    ]
+    texts = [
+        [
+            "".join(
+                choice["delta"].get("content") or ""
+                for event in each
+                for choice in event["choices"]
+                if choice["index"] == index
+            )
+            for index in range(2)
+        ]
+        for each in events
+    ]
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+    assert [each[0]["id"] for each in events[:2]] == [
+        f"chatcmpl-{answers[0].headers['x-headway-request-id']}"
+    ] * 2
+
+
+async def test_whole_answer_under_a_key_needs_an_engine_of_vllm(http: httpx.AsyncClient):
+    """Simulated engines do not serve requests in the form of HTTP."""
+    body = {"model": LLAMA, "prompt": "x", "max_tokens": 4}
+    refused = await http.post("/v1/completions", json=body, headers={"idempotency-key": "three"})
+
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "endpoint")
 
 
 async def test_requests_without_a_valid_key_are_refused(front: ProcessMesh):

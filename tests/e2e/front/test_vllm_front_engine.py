@@ -6,12 +6,15 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import pytest_asyncio
 
 from services.mesh.processes import ProcessMesh
-from tests.brokers import RabbitServer, rabbit_targets
+from shared.store.migrating import migrate
+from tests.brokers import RabbitServer, eventually, rabbit_targets
 from tests.e2e.meshes import LLAMA, mesh_spec, tool_registry
+from tests.stores import place, settings_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -41,6 +44,9 @@ async def http(
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a mesh with one vLLM engine and the front `vllm`."""
     directory = tmp_path_factory.mktemp("mesh")
+    settings = settings_of(None, directory / "data")
+    await migrate(place(settings))
+    store = msgspec.to_builtins(settings)
     with rabbit_servers(rabbit_targets()[0]).fresh_url() as url:
         spec = mesh_spec(
             url,
@@ -48,7 +54,8 @@ async def http(
             engine="vllm",
             agents=1,
             registry=tool_registry(directory / "models"),
-            gateway={"front": "vllm"},
+            gateway={"front": "vllm", "store": store},
+            planner={"store": store},
         )
         async with (
             ProcessMesh(spec),
@@ -124,3 +131,51 @@ async def test_invalid_grammar_is_refused(http: httpx.AsyncClient):
 
     assert answer.status_code == 400
     assert "grammar" in answer.json()["error"]["message"].lower()
+
+
+WHOLE: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": CHAT | {"max_tokens": 20, "temperature": 1, "n": 2},
+    "/v1/completions": COMPLETION | {"prompt": ["a", "b"], "temperature": 1},
+    "/v1/responses": {"model": LLAMA, "input": "hello", "max_output_tokens": 12},
+    "/v1/messages": {
+        "model": LLAMA,
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 12,
+    },
+}
+"""Path -> a body with a random answer."""
+
+
+@pytest.mark.parametrize("path", WHOLE)
+async def test_whole_answers_are_repeated_byte_by_byte(http: httpx.AsyncClient, path: str):
+    """Also their ids and times, which vLLM's application makes again for each answer."""
+    first, second, other = [
+        await http.post(path, json=WHOLE[path], headers={"idempotency-key": f"{path} {key}"})
+        for key in ("one", "one", "two")
+    ]
+
+    assert first.status_code == 200, first.text
+    assert first.content == second.content
+    assert first.json()["id"] != other.json()["id"]
+    assert first.json()["headway"]["request_id"] == first.headers["x-headway-request-id"]
+
+
+@pytest.mark.parametrize("path", WHOLE)
+async def test_answer_that_is_collected_later_is_that_of_a_waiting_client(
+    http: httpx.AsyncClient, path: str
+):
+    key = {"idempotency-key": f"{path} later"}
+    accepted = await http.post(path, json=WHOLE[path], headers=key | {"prefer": "respond-async"})
+    assert accepted.status_code == 202, accepted.text
+    found: dict[str, Any] = {}
+
+    async def has_ended() -> bool:
+        nonlocal found
+        found = (await http.get(accepted.headers["location"])).json()
+        return found["ended_at"] is not None
+
+    await eventually(has_ended)
+    waited = await http.post(path, json=WHOLE[path], headers=key)
+
+    assert (found["status"], found["endpoint"]) == ("completed", path)
+    assert found["result"] == waited.json()

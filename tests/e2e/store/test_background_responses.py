@@ -133,7 +133,7 @@ def text_of(response: Event) -> str:
 async def read_in_pieces(
     clients: Sequence[httpx.AsyncClient], response_id: str, seed: int
 ) -> list[Event]:
-    """Read a stream that is cut several times, and goes on at another gateway each time."""
+    """Read a stream that is cut several times, and continues at another gateway each time."""
     chance, got = random.Random(seed), list[Event]()
     cuts = 0
     while not got or got[-1]["type"] not in ("response.completed", "response.incomplete"):

@@ -52,7 +52,7 @@ class ScriptedFront:
 
     Args:
         items: The answer.
-        stop_after: Number of events after which a call waits for `go_on`; None: it does not.
+        stop_after: Number of events after which a call waits for `resume`; None: it does not.
         refusals: Status and body of the first calls that are refused.
         error_after: Number of events after which an error follows instead of the rest.
     """
@@ -63,7 +63,7 @@ class ScriptedFront:
     error_after: int | None = None
     error: Event = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
-    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    resume: asyncio.Event = field(default_factory=asyncio.Event)
     status: str = "completed"
     piece_chars: int = 3
     """Length of the pieces of texts; they grow with each call."""
@@ -90,7 +90,7 @@ class ScriptedFront:
                 await self._part(send, b"data: " + msgspec.json.encode(self.error) + b"\n\n")
                 return
             if count == self.stop_after:
-                await self.go_on.wait()
+                await self.resume.wait()
             data = msgspec.json.encode(event)
             await self._part(send, b"event: " + event["type"].encode() + b"\ndata: " + data)
             await self._part(send, b"\n\n")
@@ -129,7 +129,7 @@ class Parts:
         self.killed.set()
 
     def freeze(self) -> None:
-        """Let the gateway neither hold its responses nor take others over; its runs go on."""
+        """Let the gateway neither hold its responses nor take others over; its runs continue."""
         self.runner._closing.set()
 
     async def read(self, response_id: str, *, after: int) -> AsyncIterator[list[StoredEvent]]:
@@ -194,4 +194,4 @@ async def gateway_parts(
         # White box: a cancelled query closes its connection later, which must be before the end of
         # the event loop.
         pool = store.database._engine.pool
-        await eventually(lambda: pool.checkedout() == 0)  # type: ignore[attr-defined]  # of its kind
+        await eventually(lambda: pool.checkedout() == 0)  # type: ignore[attr-defined]  # this kind has it

@@ -87,7 +87,7 @@ async def test_the_front_gets_the_tenant_the_key_and_a_stream(settings: StoreSet
 async def test_another_gateway_continues_where_a_killed_one_stopped(
     settings: StoreSettings, clock: ManualClock, stop_after: int
 ):
-    """Every event is there once and in order, with the text that another rendering cuts anew."""
+    """Every event is there once and in order, with the text that another rendering cuts differently."""
     first_front = ScriptedFront(stop_after=stop_after)
     async with (
         gateway_parts(settings, first_front, clock=clock) as first,
@@ -145,7 +145,7 @@ async def test_a_gateway_that_comes_back_writes_no_more(
         clock.now += HELD_S + 1.0
         await second.followed(created.response.id)
         whole = await rows.events(created.response.id)
-        slow.go_on.set()
+        slow.resume.set()
         await eventually(lambda: not first.runner._running)
         after = await rows.events(created.response.id)
 
@@ -180,7 +180,7 @@ async def test_a_response_is_cancelled_from_another_gateway(settings: StoreSetti
         await eventually(has_text)
         cancelled = await second.responses.cancel(ACME, response_id)
         again = await second.responses.cancel(ACME, response_id)
-        front.go_on.set()
+        front.resume.set()
         events = await following
         await eventually(lambda: not first.runner._running)
         due = await first.store.deliveries.due(limit=10, limit_per_url=10)
@@ -306,7 +306,7 @@ async def test_events_wait_while_the_store_is_away(
 async def test_a_client_that_waits_gets_no_answer_of_a_killed_gateway(
     settings: StoreSettings, clock: ManualClock
 ):
-    """Its connection is gone, and nobody else knows the response."""
+    """Its connection is gone, and no other client knows the response."""
     async with (
         gateway_parts(settings, ScriptedFront(stop_after=5), clock=clock) as first,
         gateway_parts(settings, ScriptedFront(), clock=clock) as second,
@@ -364,7 +364,7 @@ async def test_a_tenant_has_a_limit_of_running_responses(settings: StoreSettings
         with pytest.raises(CapacityError):
             await parts.create()
         await parts.create(OTHER)
-        front.go_on.set()
+        front.resume.set()
         for each in created:
             await parts.followed(each.response.id)
         await eventually(lambda: not parts.runner._running)

@@ -10,6 +10,7 @@ import httpx
 import msgspec
 import pytest
 
+from ops.ports import free_port
 from shared.broker import topology
 from shared.broker.protocol import BindingSpec
 from shared.contracts.base import RequestId, TenantId, encode
@@ -38,7 +39,6 @@ from tests.integration.gateway_rig import (
     running_gateway,
     stream,
 )
-from tests.postgres import PrivatePostgres
 from tests.stores import ACME, open_store, place, settings_of
 
 KEYS = {"sk-acme": "acme", "sk-other": "other"}
@@ -107,7 +107,7 @@ async def silent(_request: Request) -> None:
 
 
 class Finals:
-    """A mesh that keeps its finals, and repeats them to all who ask."""
+    """A mesh that keeps its finals, and repeats them to all that ask."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -270,9 +270,9 @@ async def test_without_a_store_keys_and_deferred_answers_are_refused(
 
 
 async def test_while_the_database_is_away_keys_are_refused_and_the_rest_continues(
-    broker_rig: BrokerRig, registry: Path, postgres: PrivatePostgres, tmp_path: Path
+    broker_rig: BrokerRig, registry: Path, tmp_path: Path
 ):
-    away = settings_of(postgres.url(postgres.fresh(), port=1), tmp_path / "data")
+    away = settings_of(f"postgresql://headway@127.0.0.1:{free_port()}/none", tmp_path / "data")
     store = msgspec.to_builtins(away) | {"timeout_s": 1.0}
     async with (
         running_gateway(broker_rig, registry, store=store) as rig,

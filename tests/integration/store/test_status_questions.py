@@ -11,6 +11,8 @@ import pytest
 from services.planner.grouper.stored.questions import Questions
 from services.planner.settings import GrouperSettings
 from shared.broker import topology
+from shared.broker.memory.broker import MemoryBroker
+from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import Broker, Delivery, OutMessage, Settlement
 from shared.contracts.base import Decoder, RequestId, TenantId, encode, tag_of
 from shared.contracts.requests import ErrorInfo, RequestFailed
@@ -18,7 +20,7 @@ from shared.contracts.stored import RequestAsked, RequestState, RequestStatus
 from shared.store.migrating import migrate
 from shared.store.requests import Asked, Ended, Started
 from shared.store.store import Store
-from tests.brokers import MEMORY, BrokerRig, eventually
+from tests.brokers import eventually
 from tests.stores import ACME, open_store, place, settings_of
 
 REQUEST = RequestId("r1")
@@ -28,14 +30,16 @@ decode: Decoder[RequestStatus] = Decoder(RequestStatus)
 
 
 @pytest.fixture
-def broker_target() -> str:
-    return MEMORY
+def hub() -> MemoryHub:
+    """A broker that checks the user ids of messages."""
+    return MemoryHub()
 
 
 @dataclass
 class Asker:
     """A client whose questions one grouper answers."""
 
+    hub: MemoryHub
     broker: Broker
 
     async def ask(
@@ -61,22 +65,20 @@ class Asker:
 
     async def send(self, body: bytes, user: str | None) -> None:
         message = OutMessage(body=body, kind=tag_of(RequestAsked), user_id=user)
-        await self.broker.publish(topology.CONTROL, topology.CONTROL_REQUEST, message)
+        async with MemoryBroker(self.hub, user=user or "guest") as broker:
+            await broker.publish(topology.CONTROL, topology.CONTROL_REQUEST, message)
 
 
 @contextlib.asynccontextmanager
-async def asking(brokers: BrokerRig, store: Store | None) -> AsyncIterator[Asker]:
-    near, far = await brokers.connect("asker"), await brokers.connect("grouper")
-    await topology.declare(far)
-    queue, binding = topology.reply_queue(ANSWERS)
-    await near.declare_queue(queue)
-    await near.bind(binding)
-    questions = Questions(broker=far, store=store, settings=SETTINGS)
-    subscription = await far.consume(topology.QUESTIONS, questions.on_question, prefetch=16)
-    try:
-        yield Asker(near)
-    finally:
-        await subscription.cancel()
+async def asking(hub: MemoryHub, store: Store | None) -> AsyncIterator[Asker]:
+    async with MemoryBroker(hub) as near, MemoryBroker(hub) as far:
+        await topology.declare(far)
+        queue, binding = topology.reply_queue(ANSWERS)
+        await near.declare_queue(queue)
+        await near.bind(binding)
+        questions = Questions(broker=far, store=store, settings=SETTINGS)
+        await far.consume(topology.QUESTIONS, questions.on_question, prefetch=16)
+        yield Asker(hub, near)
 
 
 @pytest.fixture
@@ -97,12 +99,12 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
         yield opened
 
 
-async def test_status_follows_the_request(broker_rig: BrokerRig, store: Store):
+async def test_status_follows_the_request(hub: MemoryHub, store: Store):
     started = Started(tenant=ACME, request_id=REQUEST, instance_id="i1", at=5.0)  # type: ignore[arg-type]  # an id
     error = ErrorInfo(message="no", code="poison_request", status=500)
     final = encode(RequestFailed(request_id=REQUEST, error=error, at=6.0))
     ended = Ended(tenant=ACME, request_id=REQUEST, outcome="poison_request", final=final, at=6.0)
-    async with asking(broker_rig, store) as asker:
+    async with asking(hub, store) as asker:
         queued = await asker.ask("acme")
         await store.requests.mark_started([started])
         running = await asker.ask("acme")
@@ -119,8 +121,8 @@ async def test_status_follows_the_request(broker_rig: BrokerRig, store: Store):
     assert bytes(failed.final or b"") == final
 
 
-async def test_only_trusted_users_ask_about_others(broker_rig: BrokerRig, store: Store):
-    async with asking(broker_rig, store) as asker:
+async def test_only_trusted_users_ask_about_others(hub: MemoryHub, store: Store):
+    async with asking(hub, store) as asker:
         answers = [
             await asker.ask("other"),
             await asker.ask("other", tenant="acme"),
@@ -136,9 +138,9 @@ async def test_only_trusted_users_ask_about_others(broker_rig: BrokerRig, store:
     assert allowed.state is RequestState.QUEUED
 
 
-async def test_without_a_usable_store_the_answer_says_so(broker_rig: BrokerRig, store: Store):
+async def test_without_a_usable_store_the_answer_says_so(hub: MemoryHub, store: Store):
     store.problem = "the disk is on fire"
-    async with asking(broker_rig, store) as asker:
+    async with asking(hub, store) as asker:
         away = await asker.ask("acme")
 
     assert away.problem is not None
@@ -146,16 +148,16 @@ async def test_without_a_usable_store_the_answer_says_so(broker_rig: BrokerRig, 
     assert "on fire" in away.problem.message
 
 
-async def test_without_a_store_the_answer_says_so(broker_rig: BrokerRig):
-    async with asking(broker_rig, None) as asker:
+async def test_without_a_store_the_answer_says_so(hub: MemoryHub):
+    async with asking(hub, None) as asker:
         none = await asker.ask("acme")
 
     assert none.problem is not None
     assert (none.problem.status, none.problem.code) == (501, "store_not_configured")
 
 
-async def test_unreadable_question_does_not_stop_the_answers(broker_rig: BrokerRig, store: Store):
-    async with asking(broker_rig, store) as asker:
+async def test_unreadable_question_does_not_stop_the_answers(hub: MemoryHub, store: Store):
+    async with asking(hub, store) as asker:
         await asker.send(b'{"kind":"request.asked.v1"}', "acme")
         answer = await asker.ask("acme")
 

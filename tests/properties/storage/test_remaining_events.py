@@ -36,7 +36,7 @@ CUTS = st.integers(1, 5).map(in_pieces_of)
 
 
 def without_ids(value: Any) -> Any:
-    """*value* without what every rendering makes anew."""
+    """*value* without what differs in every rendering."""
     if isinstance(value, dict):
         left_out = ("id", "item_id", "call_id", "sequence_number")
         return {name: without_ids(each) for name, each in value.items() if name not in left_out}

@@ -4,7 +4,7 @@ import json
 
 from services.gateway.call import Call
 from services.gateway.door import _forwarded
-from services.gateway.pass_through import _published
+from services.gateway.pass_through import published
 from shared.api.calls import call_body, call_fields
 from shared.contracts.base import TenantId
 from shared.contracts.ends import accepted_ends
@@ -32,8 +32,8 @@ def test_published_call_has_the_ends():
         stream=False,
         ends=accepted_ends(call_body(call_fields(RAW)), now=NOW),
     )
-    published = _published(call, "/v1/completions", json.dumps(COMPLETION).encode())
+    message = published(call, "/v1/completions", json.dumps(COMPLETION).encode())
 
-    assert (published.expires_at, published.not_before) == (NOW + 6.0, NOW + 1.0)
-    assert published.on_late is OnLate.DROP
-    assert json.loads(bytes(published.body)) == COMPLETION
+    assert (message.expires_at, message.not_before) == (NOW + 6.0, NOW + 1.0)
+    assert message.on_late is OnLate.DROP
+    assert json.loads(bytes(message.body)) == COMPLETION

@@ -38,7 +38,7 @@ def test_only_bodies_that_name_a_field_of_the_store_are_taken(
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"{", b"\xff"])
-def test_what_is_no_object_is_left_to_the_front(raw: bytes):
+def test_other_bodies_are_left_to_the_front(raw: bytes):
     assert not names_the_store(raw)
 
 

@@ -67,7 +67,7 @@ async def test_events_are_read_however_they_are_cut(size: int):
     assert await events_of(*parts) == [{"x": 1}, {"x": 2}]
 
 
-async def test_an_answer_that_is_no_stream_is_read_as_a_whole():
+async def test_an_answer_without_a_stream_is_read_as_a_whole():
     async with called(Front(b"{", b"}", status=400, kind="application/json")) as answer:
         await answer.begin()
         body = await answer.whole()
