@@ -10,7 +10,7 @@ from shared.contracts.base import TenantId
 from shared.store.files import StoredFile
 from shared.store.ids import new_file_id, new_response_id
 from shared.store.location import Host, Location, location_of
-from shared.store.responses import StoredEvent, StoredResponse
+from shared.store.objects.responses import StoredEvent, StoredResponse
 from shared.store.settings import StoreSettings
 from shared.store.store import Store
 
