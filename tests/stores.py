@@ -10,10 +10,10 @@ from shared.contracts.base import TenantId
 from shared.store.files import StoredFile
 from shared.store.ids import new_batch_id, new_file_id, new_response_id
 from shared.store.location import Host, Location, location_of
-from shared.store.responses import StoredEvent, StoredResponse
+from shared.store.objects.batches import StoredBatch
+from shared.store.objects.responses import StoredEvent, StoredResponse
 from shared.store.settings import StoreSettings
 from shared.store.store import Store
-from shared.store.work.batches import StoredBatch
 
 NOW = 1_700_000_000.0
 ACME, OTHER = TenantId("acme"), TenantId("other")

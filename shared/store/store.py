@@ -25,12 +25,12 @@ from shared.store.files import FileRows
 from shared.store.leases import Leases
 from shared.store.location import Host, Location, location_of, this_host
 from shared.store.migrating import check_schema
+from shared.store.objects.batches import BatchRows
+from shared.store.objects.responses import ResponseRows
+from shared.store.objects.webhooks import DeliveryRows
 from shared.store.requests import RequestRows
-from shared.store.responses import ResponseRows
 from shared.store.schema import leases, schema_info
 from shared.store.settings import StoreSettings
-from shared.store.webhooks import DeliveryRows
-from shared.store.work.batches import BatchRows
 
 log = structlog.get_logger()
 

@@ -20,8 +20,8 @@ from shared.contracts.requests import RequestFailed
 from shared.store.bodies import MissingBodyError
 from shared.store.ids import line_request_id
 from shared.store.leases import Lease
+from shared.store.objects.batches import BatchCounts, BatchEnd, BatchStatus, StoredBatch
 from shared.store.store import Store
-from shared.store.work.batches import BatchCounts, BatchEnd, BatchStatus, StoredBatch
 from solver.storage.expected_end import ExpectedEnd
 from solver.storage.pace import Pace, PaceLimits, due_at
 

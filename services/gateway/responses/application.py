@@ -25,7 +25,7 @@ from services.gateway.responses.service import Created, Responses
 from services.gateway.state import Gateway
 from shared.contracts.errors import ContractError, MeshError
 from shared.contracts.tenants.keys import Scope
-from shared.store.responses import StoredResponse
+from shared.store.objects.responses import StoredResponse
 
 log = structlog.get_logger()
 

@@ -8,7 +8,7 @@ from msgspec import Raw
 
 from shared.api.calls import call_fields
 from shared.contracts.errors import ContractError
-from shared.store.responses import StoredResponse
+from shared.store.objects.responses import StoredResponse
 
 STORE_FIELDS = ("background", "store", "previous_response_id")
 """Fields that stored responses serve; the front does not get them."""

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
-from shared.store.responses import ResponseRows, StoredEvent
+from shared.store.objects.responses import ResponseRows, StoredEvent
 from solver.storage.response_events import ENDS
 
 PAGE = 256

@@ -9,8 +9,8 @@ import msgspec
 from services.gateway.responses.asked import conversation, input_items
 from shared.contracts.errors import ContractError
 from shared.contracts.requests import ErrorInfo
-from shared.store.responses import Ending, StoredEvent, StoredResponse
-from shared.store.webhooks import Notice
+from shared.store.objects.responses import Ending, StoredEvent, StoredResponse
+from shared.store.objects.webhooks import Notice
 from solver.storage.response_events import (
     COMPLETED,
     CREATED,

@@ -24,7 +24,7 @@ from shared.contracts.tenants.policies import QUOTA_SPENT
 from shared.runtime.clock import Clock
 from shared.runtime.tasks import pause
 from shared.store.group_commit import GroupCommit
-from shared.store.responses import Appended, ResponseRows, StoredResponse
+from shared.store.objects.responses import Appended, ResponseRows, StoredResponse
 from solver.storage.remaining_events import (
     Continuation,
     StreamDivergedError,

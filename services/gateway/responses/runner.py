@@ -16,9 +16,9 @@ from shared.contracts.errors import CapacityError, StoreUnavailableError, Transi
 from shared.contracts.requests import ErrorInfo
 from shared.runtime.tasks import every
 from shared.store.location import this_process
-from shared.store.responses import StoredEvent, StoredResponse
+from shared.store.objects.responses import StoredEvent, StoredResponse
+from shared.store.objects.webhooks import Notice
 from shared.store.store import Store
-from shared.store.webhooks import Notice
 
 log = structlog.get_logger()
 

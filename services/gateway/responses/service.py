@@ -19,7 +19,7 @@ from shared.contracts.errors import ContractError
 from shared.models.registry import ModelRegistry
 from shared.store.ids import RESPONSE as RESPONSE_ID
 from shared.store.ids import is_response_id, new_response_id
-from shared.store.responses import StoredResponse
+from shared.store.objects.responses import StoredResponse
 from shared.store.settings import RESPONSE, StoreSettings
 from shared.store.store import Store
 from solver.storage.retention import expires_at

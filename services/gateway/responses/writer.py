@@ -11,7 +11,7 @@ from services.gateway.webhooks.settings import WebhookSettings
 from shared.contracts.base import Seconds
 from shared.contracts.errors import MeshError, StoreFullError, StoreUnavailableError
 from shared.store.group_commit import GroupCommit
-from shared.store.responses import Appended, StoredResponse
+from shared.store.objects.responses import Appended, StoredResponse
 from solver.storage.response_events import ENDS, LIFECYCLE, Event
 
 log = structlog.get_logger()

@@ -16,8 +16,8 @@ from shared.contracts.errors import StaleLeaseError, StoreUnavailableError
 from shared.runtime.clock import Clock
 from shared.store.leases import Lease
 from shared.store.location import this_process
+from shared.store.objects.webhooks import DELIVERED, Attempted, Delivery
 from shared.store.store import Store
-from shared.store.webhooks import DELIVERED, Attempted, Delivery
 from solver.storage.retries import retry_delay_s
 
 log = structlog.get_logger()

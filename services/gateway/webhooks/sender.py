@@ -19,7 +19,7 @@ from aiohttp.resolver import ThreadedResolver
 
 from shared.contracts.base import Seconds, UnixTime
 from shared.contracts.errors import MeshError
-from shared.store.webhooks import DELIVERED
+from shared.store.objects.webhooks import DELIVERED
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 LOST = (aiohttp.ClientError, TimeoutError, OSError, ValueError)

@@ -9,7 +9,7 @@ from msgspec import Meta
 from services.gateway.webhooks.signature import key_of
 from shared.contracts.base import TenantId
 from shared.contracts.errors import SettingsError
-from shared.store.webhooks import Notice
+from shared.store.objects.webhooks import Notice
 
 WebhookEvent = Literal[
     "response.completed",

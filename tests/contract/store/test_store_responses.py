@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from shared.contracts.errors import StaleLeaseError
-from shared.store.responses import (
+from shared.store.objects.responses import (
     NEWS_OF,
     Appended,
     Ending,
@@ -14,8 +14,8 @@ from shared.store.responses import (
     StoredEvent,
     StoredResponse,
 )
+from shared.store.objects.webhooks import Notice
 from shared.store.store import Store
-from shared.store.webhooks import Notice
 from tests.stores import ACME, OTHER, ManualClock, a_response, an_event
 
 HELD_S = 10.0

@@ -6,8 +6,8 @@ import pytest
 from shared.contracts.base import TenantId
 from shared.contracts.errors import StaleLeaseError
 from shared.store.leases import Lease
+from shared.store.objects.webhooks import DELIVERED, Attempted, Delivery, Notice, enqueue
 from shared.store.store import Store
-from shared.store.webhooks import DELIVERED, Attempted, Delivery, Notice, enqueue
 from tests.stores import ACME, ManualClock
 
 URL = "https://a.example/hook"

@@ -38,10 +38,10 @@ from shared.models.registry import ModelRegistry
 from shared.producer.assembly import CANCELLED
 from shared.runtime.clock import SystemClock
 from shared.store.ids import new_batch_id
+from shared.store.objects.batches import StoredBatch
 from shared.store.requests import Ended
 from shared.store.settings import StoreSettings
 from shared.store.store import Store
-from shared.store.work.batches import StoredBatch
 from tests.stores import ACME, put
 
 CHAT = "/v1/chat/completions"

@@ -17,9 +17,9 @@ from shared.contracts.qos import Importance
 from shared.contracts.requests import Final
 from shared.store.ids import line_request_id
 from shared.store.migrating import migrate
+from shared.store.objects.batches import BatchStatus, StoredBatch
 from shared.store.settings import StoreSettings
 from shared.store.store import Store
-from shared.store.work.batches import BatchStatus, StoredBatch
 from tests.brokers import eventually
 from tests.integration.batches.scripted_mesh import (
     Body,

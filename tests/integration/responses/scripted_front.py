@@ -19,11 +19,11 @@ from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry
 from shared.runtime.clock import Clock, SystemClock
 from shared.store.group_commit import GroupCommit
-from shared.store.responses import StoredEvent
+from shared.store.objects.responses import StoredEvent
 from shared.store.settings import StoreSettings
 from shared.store.store import Store
 from tests.brokers import eventually
-from tests.responses import Event, Rendering, message, reasoning
+from tests.renderings.responses import Event, Rendering, message, reasoning
 from tests.stores import ACME, ManualClock, open_store
 
 MODEL = "m"

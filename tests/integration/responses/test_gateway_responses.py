@@ -24,7 +24,7 @@ from tests.integration.gateway_rig import (
     http_client,
     running_gateway,
 )
-from tests.responses import Rendering, message
+from tests.renderings.responses import Rendering, message
 
 KEYS = {"sk-acme": "acme", "sk-other": "other"}
 TEXT = "The answer is 42."

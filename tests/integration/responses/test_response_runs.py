@@ -9,7 +9,7 @@ import pytest
 
 from services.gateway.responses.runner import HELD_S
 from shared.contracts.errors import CapacityError, ContractError, StoreUnavailableError
-from shared.store.responses import Appended, StoredEvent, StoredResponse
+from shared.store.objects.responses import Appended, StoredEvent, StoredResponse
 from shared.store.settings import StoreSettings
 from tests.brokers import eventually
 from tests.integration.responses.scripted_front import (
@@ -18,7 +18,7 @@ from tests.integration.responses.scripted_front import (
     ScriptedFront,
     gateway_parts,
 )
-from tests.responses import Event, message
+from tests.renderings.responses import Event, message
 from tests.stores import ACME, OTHER, ManualClock
 
 ONLY_SQLITE = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
@@ -87,7 +87,7 @@ async def test_the_front_gets_the_tenant_the_key_and_a_stream(settings: StoreSet
 async def test_another_gateway_continues_where_a_killed_one_stopped(
     settings: StoreSettings, clock: ManualClock, stop_after: int
 ):
-    """Every event is there once, in order, with the text that another rendering cuts differently."""
+    """Every event is there once and in order, though another rendering cuts texts differently."""
     first_front = ScriptedFront(stop_after=stop_after)
     async with (
         gateway_parts(settings, first_front, clock=clock) as first,

@@ -13,9 +13,9 @@ from services.gateway.webhooks.deliveries import Deliveries
 from services.gateway.webhooks.sender import Sender
 from services.gateway.webhooks.settings import WebhookSettings
 from shared.runtime.clock import SystemClock
+from shared.store.objects.webhooks import Notice, enqueue
 from shared.store.settings import StoreSettings
 from shared.store.store import Store
-from shared.store.webhooks import Notice, enqueue
 from tests.stores import ACME, ManualClock, open_store
 
 SECRET = "whsec_" + "QUJDREVG" * 4

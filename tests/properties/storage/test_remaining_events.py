@@ -14,7 +14,7 @@ from solver.storage.remaining_events import (
     remaining_events,
 )
 from solver.storage.response_events import folded
-from tests.responses import Event, Rendering, function_call, message, reasoning, text_of
+from tests.renderings.responses import Event, Rendering, function_call, message, reasoning, text_of
 
 TEXTS = st.text("abc é\n", max_size=12)
 ITEMS = st.lists(

@@ -12,7 +12,7 @@ from services.gateway.responses.asked import (
     parse_asked,
 )
 from shared.contracts.errors import ContractError
-from shared.store.responses import StoredResponse
+from shared.store.objects.responses import StoredResponse
 from tests.stores import a_response
 
 

@@ -18,7 +18,7 @@ from services.gateway.responses.objects import (
 )
 from shared.contracts.errors import ContractError
 from shared.contracts.requests import ErrorInfo
-from tests.responses import Event, Rendering, message
+from tests.renderings.responses import Event, Rendering, message
 from tests.stores import a_response, an_event
 
 RESPONSE = a_response(previous_response_id="resp_before")

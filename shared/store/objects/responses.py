@@ -15,8 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from shared.contracts.base import Seconds, TenantId, UnixTime
 from shared.store.database import Database
 from shared.store.leases import Lease, Leases
+from shared.store.objects.webhooks import Notice, enqueue
 from shared.store.schema import response_events, responses
-from shared.store.webhooks import Notice, enqueue
 
 NEWS_OF = 32
 """Number of responses that one query for news has."""
