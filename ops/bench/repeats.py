@@ -66,12 +66,12 @@ async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
     random = np.random.default_rng(seed)
     result = Result(name="repeats", seed=seed, quick=quick)
     async with _mesh() as rig, _doors(rig) as doors:
-        await _publish(doors, random.permutation(np.repeat(ids, TIMES - 1)))
+        await _publish(doors, random.permutation(ids * (TIMES - 1)).tolist())
         await asyncio.to_thread(rig.node.stop)
         await asyncio.to_thread(rig.node.start)
-        await _publish(doors, random.permutation(ids))
+        await _publish(doors, random.permutation(ids).tolist())
         status_s = await _statuses(rig, ids)
-        order = random.permutation(np.repeat(later, TIMES))
+        order = random.permutation(later * TIMES).tolist()
         restart = asyncio.create_task(_restart(rig.node, after_s=len(order) / RATE_RPS / 2))
         await _publish(doors, order)
         await restart
@@ -233,8 +233,7 @@ async def _publish(doors: _Doors, order: Sequence[str]) -> None:
     """Publish ids in this order at a steady rate, and read all answers."""
     rig = doors.rig
     async with asyncio.timeout(len(order) / RATE_RPS + GIVE_UP_S), asyncio.TaskGroup() as tasks:
-        for number, each in enumerate(order):
-            request_id = str(each)
+        for number, request_id in enumerate(order):
             if _is_http(request_id):
                 url = rig.urls[number % 2]
                 tasks.create_task(_over_http(rig, doors.http, url, request_id))

@@ -265,6 +265,7 @@ async def _run_batches(gateway: Gateway, front: OpenFront) -> None:
         forms=TextForms(registry, gateway.intake) if is_light else CallForms(registry),
         settings=settings.batches,
         kept=settings.store,
+        webhooks=settings.webhooks,
         max_body_bytes=settings.limits.max_body_bytes,
         clock=gateway.clock,
     )

@@ -12,6 +12,7 @@ from services.gateway.batches.forms import LineForms, LineTerms
 from services.gateway.batches.lines import FRAME_BYTES, BatchLine, parse_line
 from services.gateway.batches.settings import BatchSettings
 from services.gateway.errors import error_info
+from services.gateway.webhooks.settings import WebhookSettings
 from shared.api.calls import CallFields, call_body, call_fields
 from shared.api.digests import call_digest
 from shared.contracts.base import RequestId, Seconds, TenantId, UnixTime, encode
@@ -57,6 +58,7 @@ class BatchPorts:
     settings: BatchSettings
     kept: StoreSettings
     """Settings of the store, for the life of result files."""
+    webhooks: WebhookSettings
     max_body_bytes: int
     clock: Clock
 
