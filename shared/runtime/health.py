@@ -139,13 +139,17 @@ def check_port(host: str, port: int, *, shared: bool) -> None:
 def _listening(host: str, port: int, *, shared: bool) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, reuse_port=shared)
+        listening = socket.create_server((host, port), family=family, reuse_port=shared)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise SettingsError(
             f"cannot listen on {host}:{port}: {reason}. Choose another port, or stop the "
             "process that uses this one"
         ) from error
+    # Connections inherit the option, which asyncio sets only on sockets that it makes itself: the
+    # body of an answer would wait 40 ms for the acknowledgement of its head.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
 
 
 @contextlib.asynccontextmanager
