@@ -8,11 +8,12 @@ from sqlalchemy import ColumnElement, Double, literal
 
 from shared.contracts.base import TenantId
 from shared.store.files import StoredFile
-from shared.store.ids import new_batch_id, new_file_id
+from shared.store.ids import new_batch_id, new_file_id, new_response_id
 from shared.store.location import Host, Location, location_of
+from shared.store.objects.batches import StoredBatch
+from shared.store.objects.responses import StoredEvent, StoredResponse
 from shared.store.settings import StoreSettings
 from shared.store.store import Store
-from shared.store.work.batches import StoredBatch
 
 NOW = 1_700_000_000.0
 ACME, OTHER = TenantId("acme"), TenantId("other")
@@ -109,3 +110,27 @@ def a_batch(tenant: TenantId = ACME, *, made_at: float = NOW, **fields: object) 
         "expires_at": made_at + 3600.0,
     }
     return StoredBatch(**(values | fields))  # type: ignore[arg-type]  # names of fields
+
+
+def a_response(
+    tenant: TenantId = ACME, *, made_at: float = NOW, **fields: object
+) -> StoredResponse:
+    """A response that the gateway `a` runs."""
+    values: dict[str, object] = {
+        "id": new_response_id(made_at),
+        "tenant": tenant,
+        "model": "m",
+        "status": "queued",
+        "is_background": True,
+        "asked": b'{"model":"m","input":"hello"}',
+        "headers": b"{}",
+        "created_at": made_at,
+        "object": b'{"status":"queued","output":[]}',
+        "runner": "a",
+    }
+    return StoredResponse(**(values | fields))  # type: ignore[arg-type]  # names of fields
+
+
+def an_event(number: int, kind: str = "response.output_text.delta") -> StoredEvent:
+    """An event of a response."""
+    return StoredEvent(number=number, type=kind, data=f'{{"number":{number}}}'.encode())

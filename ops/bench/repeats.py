@@ -1,8 +1,10 @@
 """
 Benchmark of ids that mean something.
 
-Every id is published three times, over AMQP or over HTTP, to three groupers and two gateways, while
-the broker restarts. Each id must run once, and every publication gets the same answer.
+Every id is published three times, over AMQP or over HTTP, to three groupers and two gateways: twice
+at random times, so that repeats meet requests in progress, and once after a restart of the broker.
+Each id must run once, and every publication gets the same answer. Then the broker restarts under
+load: the answers must still be equal, and the number of second runs is a figure.
 """
 
 import asyncio
@@ -10,7 +12,7 @@ import contextlib
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,7 @@ TENANT = "acme"
 STATUS_P99_MS = 50.0
 RETRY_S = 0.5
 GIVE_UP_S = 120.0
+START_S = 60.0
 METERED = "bench-metered"
 _decode: Decoder[RequestMetered] = Decoder(RequestMetered)
 
@@ -58,28 +61,41 @@ async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
     del broker  # another broker could not be restarted
     if rabbitmq_binary("rabbitmq-server") is None:
         raise SettingsError("this benchmark restarts its broker: install rabbitmq-server")
-    num_ids = 120 if quick else 1000
+    ids = [f"id-{number:04}" for number in range(120 if quick else 1000)]
+    later = [f"later-{number:04}" for number in range(60 if quick else 200)]
+    random = np.random.default_rng(seed)
     result = Result(name="repeats", seed=seed, quick=quick)
-    async with _mesh() as rig:
-        await _publish_all(rig, num_ids, np.random.default_rng(seed))
-        status_s = await _statuses(rig, num_ids)
-    runs = {request_id: len(ends) for request_id, ends in rig.metered.items()}
-    answers = [value for values in rig.answers.values() for value in values]
-    unequal = sum(len(set(values)) != 1 for values in rig.answers.values())
+    async with _mesh() as rig, _doors(rig) as doors:
+        await _publish(doors, random.permutation(ids * (TIMES - 1)).tolist())
+        await asyncio.to_thread(rig.node.stop)
+        await asyncio.to_thread(rig.node.start)
+        await _publish(doors, random.permutation(ids).tolist())
+        status_s = await _statuses(rig, ids)
+        order = random.permutation(later * TIMES).tolist()
+        restart = asyncio.create_task(_restart(rig.node, after_s=len(order) / RATE_RPS / 2))
+        await _publish(doors, order)
+        await restart
+        await poll_until(lambda: rig.num_runs(ids + later)[0] >= len(ids + later), timeout_s=30.0)
+    runs, second = rig.num_runs(ids)
+    num_answers, unequal = rig.num_answers(ids)
+    _, second_later = rig.num_runs(later)
+    num_later, unequal_later = rig.num_answers(later)
     result.figures |= {
-        "ids": num_ids,
-        "publications": num_ids * TIMES,
-        "answers": len(answers),
-        "ids with unequal answers": unequal,
+        "ids": len(ids),
+        "answers": num_answers,
+        "runs": runs,
         "HTTP requests that were sent again": rig.retries,
-        "runs": sum(runs.values()),
         "status": quantiles_ms(status_s),
+        "ids while the broker restarts under load": len(later),
+        "their second runs": second_later,
     }
+    expected = TIMES * (len(ids) + len(later))
+    missing = expected - num_answers - num_later + unequal + unequal_later
     result.lines += [
-        Line(name="second runs", value=float(sum(runs.values()) - len(runs)), bound=0.0),
+        Line(name="second runs", value=float(second), bound=0.0),
         Line(
-            name=f"publications of {num_ids * TIMES} without an equal answer",
-            value=float(num_ids * TIMES - len(answers) + unequal),
+            name=f"publications of {expected} without an equal answer",
+            value=float(missing),
             bound=0.0,
         ),
         Line(
@@ -100,7 +116,29 @@ class _Rig:
     answers: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     metered: dict[str, set[float]] = field(default_factory=lambda: defaultdict(set))
     """Request id -> times at which runs of it have ended."""
+    http_ids: dict[str, str] = field(default_factory=dict)
+    """Id of a request in the mesh -> key over HTTP of which it was made."""
     retries: int = 0
+
+    def num_runs(self, ids: Sequence[str]) -> tuple[int, int]:
+        """Number of runs of *ids* that have ended, and of those that were not the first."""
+        known = {self.http_ids.get(each, each): len(ends) for each, ends in self.metered.items()}
+        ends = [known[request_id] for request_id in ids if request_id in known]
+        return sum(ends), sum(ends) - len(ends)
+
+    def num_answers(self, ids: Sequence[str]) -> tuple[int, int]:
+        """Number of answers under *ids*, and of ids whose answers differ."""
+        answers = [self.answers[request_id] for request_id in ids]
+        return sum(map(len, answers)), sum(len(set(each)) != 1 for each in answers)
+
+
+@dataclass(slots=True)
+class _Doors:
+    """Clients of a mesh."""
+
+    rig: _Rig
+    http: httpx.AsyncClient
+    producers: list[Producer]
 
 
 @contextlib.asynccontextmanager
@@ -142,14 +180,31 @@ async def _mesh_on(node: PrivateNode, root: Path) -> AsyncIterator[_Rig]:
         )
         await second.start()
         try:
-            yield _Rig(node, mesh, (spec.gateway_url, f"http://127.0.0.1:{port}"))
+            url = f"http://127.0.0.1:{port}"
+            await _until_ready(url)
+            yield _Rig(node, mesh, (spec.gateway_url, url))
         finally:
             await second.stop()
 
 
-async def _publish_all(rig: _Rig, num_ids: int, random: np.random.Generator) -> None:
-    """Publish each id three times in random order, and read all answers."""
-    order = random.permutation(np.repeat(np.arange(num_ids), TIMES))
+async def _until_ready(url: str) -> None:
+    """
+    Wait until a gateway serves.
+
+    Raises:
+        TimeoutError: It does not in time.
+    """
+    headers = {"authorization": f"Bearer {TENANT}"}
+    async with asyncio.timeout(START_S), httpx.AsyncClient(headers=headers) as client:
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                if (await client.get(f"{url}/v1/models")).status_code == httpx.codes.OK:
+                    return
+            await asyncio.sleep(0.2)
+
+
+@contextlib.asynccontextmanager
+async def _doors(rig: _Rig) -> AsyncIterator[_Doors]:
     async with contextlib.AsyncExitStack() as stack:
         client = await stack.enter_async_context(
             httpx.AsyncClient(timeout=GIVE_UP_S, limits=httpx.Limits(max_connections=None))
@@ -171,18 +226,26 @@ async def _publish_all(rig: _Rig, num_ids: int, random: np.random.Generator) -> 
             )
             for number, each in enumerate(brokers)
         ]
-        restart = asyncio.create_task(_restart(rig.node, after_s=len(order) / RATE_RPS / 2))
-        async with asyncio.timeout(len(order) / RATE_RPS + GIVE_UP_S), asyncio.TaskGroup() as tasks:
-            for number, index in enumerate(order):
-                request_id = f"id-{index:04}"
-                if index % 2:
-                    url = rig.urls[number % 2]
-                    tasks.create_task(_over_http(rig, client, url, request_id))
-                else:
-                    tasks.create_task(_over_amqp(rig, producers[number % TIMES], request_id))
-                await asyncio.sleep(1 / RATE_RPS)
-        await restart
-        await poll_until(lambda: len(rig.metered) >= num_ids, timeout_s=30.0, period_s=0.1)
+        yield _Doors(rig, client, producers)
+
+
+async def _publish(doors: _Doors, order: Sequence[str]) -> None:
+    """Publish ids in this order at a steady rate, and read all answers."""
+    rig = doors.rig
+    async with asyncio.timeout(len(order) / RATE_RPS + GIVE_UP_S), asyncio.TaskGroup() as tasks:
+        for number, request_id in enumerate(order):
+            if _is_http(request_id):
+                url = rig.urls[number % 2]
+                tasks.create_task(_over_http(rig, doors.http, url, request_id))
+            else:
+                producer = doors.producers[number % TIMES]
+                tasks.create_task(_over_amqp(rig, producer, request_id))
+            await asyncio.sleep(1 / RATE_RPS)
+
+
+def _is_http(request_id: str) -> bool:
+    """Return whether an id is a key over HTTP; the others are message ids."""
+    return int(request_id[-1]) % 2 == 1
 
 
 async def _count_runs(rig: _Rig, broker: Any) -> None:
@@ -218,7 +281,7 @@ async def _over_amqp(rig: _Rig, producer: Producer, request_id: str) -> None:
     generation = await producer.submit(body, reply=ReplyMode.FINAL, digest=request_id)
     final = await generation.final()
     if isinstance(final, RequestCompleted):
-        rig.answers[request_id].append(f"{final.run_id} {final.token_ids}")
+        rig.answers[request_id].append(str(final.token_ids))
 
 
 async def _over_http(rig: _Rig, client: httpx.AsyncClient, url: str, request_id: str) -> None:
@@ -239,20 +302,23 @@ async def _over_http(rig: _Rig, client: httpx.AsyncClient, url: str, request_id:
         if answer is not None and answer.status_code == httpx.codes.OK:
             made = answer.json()
             rig.answers[request_id].append(f"{made['id']} {made['choices'][0]['text']}")
+            rig.http_ids[answer.headers["x-headway-request-id"]] = request_id
             return
         rig.retries += 1
         await asyncio.sleep(RETRY_S)
 
 
-async def _statuses(rig: _Rig, num_ids: int) -> list[float]:
+async def _statuses(rig: _Rig, ids: Sequence[str]) -> list[float]:
     """Times of questions about the requests, one after the other at both gateways."""
     times = []
     headers = {"authorization": f"Bearer {TENANT}"}
     async with httpx.AsyncClient(timeout=30.0, headers=headers) as client:
-        for index in range(0, num_ids, 2):
-            url = rig.urls[index // 2 % 2]
+        for number, request_id in enumerate(ids):
+            if _is_http(request_id):
+                continue
+            url = rig.urls[number // 2 % 2]
             begun = time.perf_counter()
-            answer = await client.get(f"{url}/v1/requests/id-{index:04}")
+            answer = await client.get(f"{url}/v1/requests/{request_id}")
             times.append(time.perf_counter() - begun)
             answer.raise_for_status()
     return times

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -21,6 +23,7 @@ from services.gateway.requests.ids import call_id_of
 from services.gateway.response import ANTHROPIC, MESH_REQUEST_ID, OPENAI, Response
 from services.gateway.slo import requested_slo, sets_slo
 from services.gateway.state import Gateway
+from services.gateway.tenants import Tenants
 from shared.api.calls import (
     ENDPOINTS,
     OWN_FIELDS,
@@ -61,6 +64,17 @@ ROUTES: Mapping[str, str] = {
 """Path of an open route of vLLM's application -> label of metrics. All other routes are closed."""
 REFUSED_HEADERS = ("x-data-parallel-rank", "x-session-id")
 """Headers of vLLM that would control the engine."""
+
+
+INTERNAL = "headway.internal"
+"""Key of the ASGI scope with an `Internal`, which only code of this process can set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Internal:
+    """A request that this process makes for a tenant, whose key was checked before."""
+
+    tenant: TenantId
 
 
 class Door:
@@ -105,8 +119,11 @@ class Door:
             outcome = await response.fail(error_info(error))
             logged.info("request.refused", error=str(error))
         except Exception as error:
-            logged.exception("request.broken")
-            outcome = await response.fail(error_info(error))
+            failure = None if response.call is None else response.call.failure
+            if failure is None:
+                logged.exception("request.broken")
+            # VLLM's stream of Responses breaks off when a request fails.
+            outcome = await response.fail(failure or error_info(error))
         finally:
             self._gateway.metrics.requests.labels(ROUTES[scope["path"]], outcome.value).inc()
 
@@ -121,9 +138,7 @@ class Door:
         gateway = self._gateway
         if gateway.stop.is_set():
             raise TransientError("this gateway is shutting down")
-        tenant = gateway.tenants.authenticate(
-            authorization(headers), headers=headers, peer=peer_of(scope)
-        )
+        tenant = tenant_of(gateway.tenants, scope, headers)
         hints = parse_hints(headers)
         tenant = gateway.tenants.effective(tenant, hints)
         is_stored = hints.needs_store(scope["path"])
@@ -131,7 +146,7 @@ class Door:
             gateway.usable_store()
             call_id = call_id_of(tenant, hints.idempotency_key)
             response.add_headers({MESH_REQUEST_ID.decode(): call_id})
-        with gateway.tenants.slot(tenant):
+        with slot_of(gateway.tenants, scope, tenant):
             raw = await self._read(receive)
             fields = call_fields(raw)
             body = call_body(fields)
@@ -274,6 +289,25 @@ class Door:
                 "the body did not arrive in time", code="body_timeout", status=408
             ) from None
         return b"".join(parts)
+
+
+def tenant_of(tenants: Tenants, scope: Mapping[str, Any], headers: Mapping[str, str]) -> TenantId:
+    """
+    The tenant of a request for inference.
+
+    Raises:
+        ContractError: As for `Tenants.authenticate`.
+    """
+    if (internal := scope.get(INTERNAL)) is not None:
+        return TenantId(internal.tenant)
+    return tenants.authenticate(authorization(headers), headers=headers, peer=peer_of(scope))
+
+
+def slot_of(
+    tenants: Tenants, scope: Mapping[str, Any], tenant: TenantId
+) -> AbstractContextManager[None]:
+    """Context of an open request of *tenant*; the limit of internal ones is checked before."""
+    return tenants.counted(tenant) if INTERNAL in scope else tenants.slot(tenant)
 
 
 def peer_of(scope: Mapping[str, Any]) -> str | None:

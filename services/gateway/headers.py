@@ -27,6 +27,15 @@ PREFER = "prefer"
 RESPOND_ASYNC = "respond-async"
 """Preference of RFC 7240: answer at once, and let the client collect the result."""
 
+HINTS = frozenset(
+    {
+        *(*TTFT, *TBT, *TTLT, DEADLINE, *OBJECTIVE, PRIORITY, *PRIORITY_LOWER_FIRST),
+        *(IMPORTANCE, APPLICATION, TRACEPARENT),
+    }
+)
+"""
+Headers that change how a request is served, without those about one connection and its client.
+"""
 MAX_TARGET_S = 30 * 24 * 3600.0
 MAX_LABEL_CHARS = 128
 MAX_KEY_CHARS = 255

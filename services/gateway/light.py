@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.door import ROUTES, Door, authorization, peer_of
+from services.gateway.door import ROUTES, Door, tenant_of
 from services.gateway.pass_through import PassThrough
 from services.gateway.routes import TEXT_ENDPOINTS, build_app
+from services.gateway.settings import Settings
 from services.gateway.state import Gateway
 from shared.contracts.base import ModelName
 from shared.contracts.errors import ContractError, MeshError
@@ -69,7 +70,7 @@ class LightFront:
             await self._text(scope, receive, send)
             return
         replay = Replay(receive)
-        model = self._model_in(await self._begin_of_body(replay))
+        model = self._model_in(await replay.body(self._gateway.settings))
         # The text application has few endpoints; the door names an unknown model for all of them.
         is_text = scope["path"] in TEXT_ENDPOINTS if model is None else not model.takes_bodies
         application = self._text if is_text else self._door
@@ -85,26 +86,10 @@ class LightFront:
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
         try:
-            self._gateway.tenants.authenticate(
-                authorization(headers), headers=headers, peer=peer_of(scope)
-            )
+            tenant_of(self._gateway.tenants, scope, headers)
         except MeshError:
             return False  # refused before its body is read
         return True
-
-    async def _begin_of_body(self, replay: "Replay") -> bytes:
-        """The body up to the limits of size and time, beyond which the application refuses it."""
-        settings = self._gateway.settings
-        body = b""
-        try:
-            async with asyncio.timeout(settings.body_timeout_s):
-                async for part in replay.read():
-                    body += part
-                    if len(body) > settings.limits.max_body_bytes:
-                        break
-        except TimeoutError:
-            return b""
-        return body
 
     def _model_in(self, body: bytes) -> ModelEntry | None:
         """The model that a body names; None without a known model."""
@@ -137,6 +122,19 @@ class Replay:
             self._events.append(event)
             more = event.get("more_body", False)
             yield event.get("body", b"")
+
+    async def body(self, settings: Settings) -> bytes:
+        """The body up to the limits of size and time, beyond which the application refuses it."""
+        body = b""
+        try:
+            async with asyncio.timeout(settings.body_timeout_s):
+                async for part in self.read():
+                    body += part
+                    if len(body) > settings.limits.max_body_bytes:
+                        break
+        except TimeoutError:
+            return b""
+        return body
 
     async def receive(self) -> dict[str, Any]:
         """The next event, for the application."""

@@ -46,7 +46,8 @@ Handler = Callable[[ResourceCall], Awaitable[Outcome]]
 Routes = Mapping[str, Mapping[str, Handler]]
 """
 Path below the root, with `{id}` for the object's id -> method -> handler: `""` is the collection,
-`"{id}"` an object, `"{id}/cancel"` a part of it or an action on it.
+`"{id}"` an object, `"{id}/cancel"` a part of it or an action on it. Without `""`, the collection
+belongs to the front.
 """
 
 
@@ -128,7 +129,7 @@ class WithResources:
             (
                 each
                 for each in self._resources
-                if path == each.root or path.startswith(f"{each.root}/")
+                if (path == each.root and "" in each.routes) or path.startswith(f"{each.root}/")
             ),
             None,
         )

@@ -25,9 +25,15 @@ from services.gateway.rate_limits import RateLimits, limits_followed
 from services.gateway.reporting import Reporter
 from services.gateway.requests.application import RequestsResource
 from services.gateway.resources import WithResources
+from services.gateway.responses.application import ResponsesResource, StoredResponses
+from services.gateway.responses.opening import opened_responses
 from services.gateway.settings import Settings
 from services.gateway.state import Gateway
 from services.gateway.tenants import Tenants, networks_of
+from services.gateway.webhooks.deliveries import PERIOD_S as WEBHOOKS_PERIOD_S
+from services.gateway.webhooks.deliveries import Deliveries
+from services.gateway.webhooks.sender import Sender
+from services.gateway.webhooks.settings import check_webhooks
 from services.gateway.workers import serve_workers
 from shared.broker.connect import broker_user
 from shared.broker.declaring import declare_topology
@@ -41,6 +47,7 @@ from shared.models.watch import PERIOD_S as WATCH_PERIOD_S
 from shared.models.watch import RegistrySteps, RegistryWatch
 from shared.producer.producer import Producer
 from shared.runtime.cli import Ports
+from shared.runtime.clock import Clock
 from shared.runtime.health import Health, serve_http
 from shared.runtime.tasks import every, poll_until
 from shared.store.store import Store, opened_store, state_of
@@ -55,11 +62,11 @@ DRAIN_PERIOD_S = 0.1
 
 def check(settings: Settings) -> None:
     """
-    Check the settings about tenants, and the files that they name.
+    Check the settings about tenants and webhooks, and the files that they name.
 
     Raises:
-        SettingsError: A file cannot be read or is invalid, or a proxy's address is; or there is an
-            identity header without trusted proxies.
+        SettingsError: A file cannot be read or is invalid, or a proxy's address or a webhook is; or
+            there is an identity header without trusted proxies.
     """
     check_policies(settings.tenants)
     check_keys(settings.keys_file)
@@ -68,6 +75,7 @@ def check(settings: Settings) -> None:
         raise SettingsError(
             "identity_header needs trusted_proxies: any client could name any tenant otherwise"
         )
+    check_webhooks(settings.webhooks)
 
 
 async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
@@ -151,13 +159,16 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
                     shared=settings.share_port,
                 ),
                 open_front(gateway, ports.health) as front,
+                opened_responses(gateway, front.application) as responses,
             ):
                 resources = (
                     FilesResource(gateway),
                     RequestsResource(gateway),
                     BatchesResource(gateway),
+                    ResponsesResource(gateway, responses),
                 )
-                opening.application = WithResources(gateway, resources, front.application)
+                storing = StoredResponses(gateway, responses, front.application)
+                opening.application = WithResources(gateway, resources, storing)
                 log.info("service.started", host=settings.host, port=settings.port)
                 ports.health.started()
                 steps = FrontSteps(front.steps, instances)
@@ -177,7 +188,9 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
                 following = asyncio.gather(
                     watch.follow(stop), follow_policies(policies, stop), _follow_keys(keys, stop)
                 )
-                keeping = asyncio.create_task(_keep(store, settings, stop), name="keep-store")
+                keeping = asyncio.create_task(
+                    _keep(store, settings, ports.clock, stop), name="keep-store"
+                )
                 batching = asyncio.create_task(_run_batches(gateway, front), name="run-batches")
                 await _until_drained(gateway, broker, ports.health)
                 await asyncio.gather(following, reporting, keeping, batching)
@@ -217,17 +230,27 @@ class FrontSteps:
         await self.front.remove(model)
 
 
-async def _keep(store: Store | None, settings: Settings, stop: asyncio.Event) -> None:
-    """Follow the store, and do its retention in turn with other gateways, until *stop*."""
+async def _keep(store: Store | None, settings: Settings, clock: Clock, stop: asyncio.Event) -> None:
+    """
+    Follow the store, and do its retention and deliver webhooks in turn with other gateways, until
+    *stop*.
+    """
     if store is None:
         return
     retention = Retention(store, settings.store)
     period_s = settings.store.retention_period_s
-    async with asyncio.TaskGroup() as group:
-        group.create_task(store.follow(stop), name="follow-store")
-        group.create_task(every(period_s, retention.round, stop=stop), name="retention")
-    with contextlib.suppress(StoreUnavailableError):
-        await retention.release()
+    webhooks = settings.webhooks
+    async with Sender(timeout_s=webhooks.timeout_s, allow_private=webhooks.allow_private) as sender:
+        deliveries = Deliveries(store, webhooks, sender, clock)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(store.follow(stop), name="follow-store")
+            group.create_task(every(period_s, retention.round, stop=stop), name="retention")
+            group.create_task(
+                every(WEBHOOKS_PERIOD_S, deliveries.round, stop=stop), name="webhooks"
+            )
+        with contextlib.suppress(StoreUnavailableError):
+            await retention.release()
+            await deliveries.release()
 
 
 async def _run_batches(gateway: Gateway, front: OpenFront) -> None:
@@ -242,6 +265,7 @@ async def _run_batches(gateway: Gateway, front: OpenFront) -> None:
         forms=TextForms(registry, gateway.intake) if is_light else CallForms(registry),
         settings=settings.batches,
         kept=settings.store,
+        webhooks=settings.webhooks,
         max_body_bytes=settings.limits.max_body_bytes,
         clock=gateway.clock,
     )

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from services.gateway.batches.settings import BatchSettings
+from services.gateway.webhooks.settings import WebhookSettings
 from shared.api.images import ImageLimits
 from shared.contracts.checks import IngressLimits
 from shared.contracts.qos import Slo
@@ -95,6 +96,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Store of files; without `store.data_dir` and `store.url` there is none."""
     batches: BatchSettings = BatchSettings()
     """Limits and pace of batches."""
+    webhooks: WebhookSettings = WebhookSettings()
+    """Receivers of events about stored objects; they need a store."""
     publish_timeout_s: PositiveS = 5.0
     """Time limit for publishing a request to the broker; after it, the gateway answers with 503."""
     body_timeout_s: PositiveS = 30.0

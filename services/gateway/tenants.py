@@ -202,6 +202,12 @@ class Tenants:
                 f"tenant {tenant} has {self._open[tenant]} requests open, which is its limit",
                 retry_after_s=RETRY_AFTER_S,
             )
+        with self.counted(tenant):
+            yield
+
+    @contextlib.contextmanager
+    def counted(self, tenant: TenantId) -> Iterator[None]:
+        """Context in which a request of the tenant is open, whatever the limit."""
         self._open[tenant] += 1
         try:
             yield

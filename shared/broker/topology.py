@@ -86,7 +86,7 @@ UNCLAIMED_TTL_S = 7 * 24 * 3600.0
 """Age at which a broker policy drops finals that no producer collected."""
 GLOBAL_MAX_BYTES = 8 * 1024**3
 QUESTION_TTL_S = 10.0
-"""Age at which a question is dropped: who asked does not wait for longer."""
+"""Age at which a question is dropped: the sender does not wait for longer."""
 
 DELAYS_MS: tuple[int, ...] = tuple(250 * 2**n for n in range(19))
 """

@@ -37,14 +37,14 @@ class Asked:
 class _Entry:
     assembly: RequestAssembly
     generation: Generation | None
-    """Access of the first caller, who gets the answer as it comes; None after that caller left."""
+    """Access of the first caller, which gets the answer as it comes; None after it has left."""
     asked: Asked | None = None
     """None if the id may not be asked again while the request is in progress."""
     joined: list[Generation] = field(default_factory=list)
-    """Access of later callers, who get the whole answer with the final."""
+    """Access of later callers, which get the whole answer with the final."""
 
     def callers(self) -> Iterator[Generation]:
-        """Everyone who waits for the request."""
+        """All callers that wait for the request."""
         if self.generation is not None:
             yield self.generation
         yield from self.joined
@@ -67,7 +67,7 @@ class Outstanding:
         """Id of a recently ended request -> reason with which its late runs are stopped."""
         self._left: LRUCache[RequestId, Asked] = LRUCache(FINISHED_MEMORY)
         """
-        Id of a request that goes on without callers -> what was asked. Its final may still come,
+        Id of a request that continues without callers -> what was asked. Its final may still come,
         and must not answer another request under the same id.
         """
 
@@ -113,7 +113,7 @@ class Outstanding:
         return entry is not None
 
     def leave(self, generation: Generation, now: UnixTime) -> None:
-        """End a request for one of its callers; it goes on in the mesh."""
+        """End a request for one of its callers; it continues in the mesh."""
         entry = self._entries.get(generation.request_id)
         if entry is None:
             return
@@ -154,8 +154,8 @@ class Outstanding:
         End a request for its callers.
 
         Returns:
-            True if it was in progress and is to be cancelled in the mesh, too; a request whose id
-            may be asked again goes on.
+            True if it was in progress and is also to be cancelled in the mesh; a request whose id
+            may be asked again continues.
         """
         entry = self._entries.get(request_id)
         if entry is None:
@@ -207,7 +207,7 @@ class Outstanding:
         self._entries.pop(request_id)
         self._failing.discard(request_id)
         if entry.asked is None or isinstance(final, RequestCompleted):
-            # A failure may be about another message with the same id, whose request goes on.
+            # A failure may be about another message with the same id, whose request continues.
             self._finished[request_id] = entry.assembly.finished or StopReason.COMPLETED
         if entry.generation is not None:
             entry.generation.finish(final)
@@ -217,7 +217,7 @@ class Outstanding:
             generation.finish(final)
 
     def _drop(self, entry: _Entry) -> None:
-        """Drop a request that goes on without callers."""
+        """Drop a request that continues without callers."""
         request_id = entry.assembly.request_id
         del self._entries[request_id]
         self._failing.discard(request_id)

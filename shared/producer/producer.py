@@ -162,7 +162,7 @@ class Producer:
             traceparent: W3C trace context that is sent with the request.
             digest: Digest of what is asked, if the same request may be asked again under its id,
                 here or at another producer. Only the first message makes a request of the mesh; the
-                others get its final. Such a request goes on when its consumer leaves.
+                others get its final. Such a request continues when its consumer leaves.
 
         Raises:
             ContractError: A request with this id is already in progress, and there is no digest
@@ -202,7 +202,7 @@ class Producer:
         """
         Publish a request whose final only the store gets, durably.
 
-        Publishing it again is harmless: what was published before under the same id goes on.
+        Publishing it again is harmless: what was published before under the same id continues.
 
         Args:
             body: Request body with an id and a tenant.
@@ -285,7 +285,7 @@ class Producer:
         return generation
 
     async def _publish_for_all(self, body: Request, message: OutMessage) -> MeshError | None:
-        """Publish a request for all who ask it meanwhile; return the error that they all get."""
+        """Publish a request for all its callers; return the error that they all get."""
         request_id = RequestId(message.message_id or "")
         try:
             await self._publish(body, message)

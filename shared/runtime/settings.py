@@ -144,13 +144,15 @@ def masked_url(text: str) -> str:
 def _mask(key: str, value: Any) -> Any:
     if isinstance(value, dict) and not _is_secret(key):
         return {name: _mask(name, each) for name, each in value.items()}
+    if isinstance(value, list | tuple) and not _is_secret(key):
+        return [_mask(key, each) for each in value]
     if isinstance(value, str) and "://" in value and "@" in value:
         return masked_url(value)
     return "***" if _is_secret(key) and value else value
 
 
 def _is_secret(key: str) -> bool:
-    return key.endswith(("_key", "_keys", "password"))
+    return key.endswith(("_key", "_keys", "password", "secret"))
 
 
 def _read_file(file: Path) -> dict[str, Any]:

@@ -5,18 +5,34 @@ import secrets
 
 from shared.contracts.base import RequestId, UnixTime
 
-FILE, BATCH = "file-", "batch_"
+FILE, BATCH, RESPONSE, WEBHOOK_EVENT = "file-", "batch_", "resp_", "evt_"
 _TIME_DIGITS, _RANDOM_BYTES = 12, 10
 _FOLDER_DIGITS = 6
 """Hex digits of the time that name the folder of a body: one folder for 4.7 hours."""
 _DIGITS = rf"[0-9a-f]{{{_TIME_DIGITS + 2 * _RANDOM_BYTES}}}"
 _FILE_ID = re.compile(FILE + _DIGITS)
 _BATCH_ID = re.compile(BATCH + _DIGITS)
+_RESPONSE_ID = re.compile(RESPONSE + _DIGITS)
 
 
 def new_file_id(now: UnixTime) -> str:
     """A new id of a file that is made at *now*."""
     return FILE + _digits(now)
+
+
+def new_response_id(now: UnixTime) -> str:
+    """A new id of a response that is made at *now*."""
+    return RESPONSE + _digits(now)
+
+
+def is_response_id(text: str) -> bool:
+    """True if *text* has the form of a response's id."""
+    return _RESPONSE_ID.fullmatch(text) is not None
+
+
+def new_webhook_event_id() -> str:
+    """A new id of an event that webhooks deliver."""
+    return f"{WEBHOOK_EVENT}{secrets.token_hex(16)}"
 
 
 def is_file_id(text: str) -> bool:

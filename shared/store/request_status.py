@@ -1,4 +1,4 @@
-"""Status of a stored request, as its row tells it."""
+"""Status of a stored request, as derived from its row."""
 
 from msgspec import UNSET, Raw
 
@@ -23,7 +23,7 @@ def state_of(row: StoredRequest) -> RequestState:
 
 
 def status_of(row: StoredRequest) -> RequestStatus:
-    """What the row says, for those who ask."""
+    """What the row says, as the answer to a question."""
     return RequestStatus(
         request_id=row.id,
         state=state_of(row),

@@ -167,3 +167,65 @@ batches = Table(
     Index(None, "tenant", "id"),
     Index(None, "status"),
 )
+
+responses = Table(
+    "responses",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("tenant", ID, nullable=False),
+    Column("model", Text, nullable=False),
+    # `queued`, `in_progress`, or how the response ended.
+    Column("status", Text, nullable=False),
+    Column("is_background", Boolean, nullable=False),
+    # The body as it was asked: earlier turns are not in it.
+    Column("asked", LargeBinary, nullable=False),
+    # Headers of the request that the mesh reads, a JSON object.
+    Column("headers", LargeBinary, nullable=False),
+    Column("previous_response_id", ID),
+    Column("created_at", Double, nullable=False),
+    Column("ended_at", Double),
+    # The row is invisible from this time, and deleted after it; null for no end.
+    Column("expires_at", Double),
+    # The response object: as it is now, without output until the end.
+    Column("object", LargeBinary, nullable=False),
+    # Number of its events, which are numbered from 0.
+    Column("num_events", BigInteger, nullable=False),
+    # Gateway that runs it, until this time; then another one may. Null after the end.
+    Column("runner", Text),
+    Column("held_until", Double),
+    # Fencing token: grows with each takeover.
+    Column("epoch", BigInteger, nullable=False),
+    Index(None, "expires_at"),
+    Index(None, "held_until"),
+)
+
+response_events = Table(
+    "response_events",
+    metadata,
+    Column("response_id", ID, primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("type", Text, nullable=False),
+    # The event as it is sent, a JSON object.
+    Column("data", LargeBinary, nullable=False),
+)
+
+webhook_deliveries = Table(
+    "webhook_deliveries",
+    metadata,
+    # The event, which has one delivery for each URL.
+    Column("event_id", ID, primary_key=True),
+    Column("url", Text, primary_key=True),
+    Column("tenant", ID, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+    Column("created_at", Double, nullable=False),
+    # Number of attempts that were made.
+    Column("attempts", Integer, nullable=False),
+    # Time of the next attempt; null after the end.
+    Column("next_at", Double),
+    # `delivered`, or why the delivery ended without; before the end, the last failure.
+    Column("outcome", Text),
+    Column("ended_at", Double),
+    Index(None, "next_at"),
+    Index(None, "ended_at"),
+)

@@ -8,8 +8,13 @@ from msgspec import Meta
 PositiveS = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=0)]
 DAY_S = 86400.0
-DEFAULT_RETENTION_S = {"batch": 30 * DAY_S, "batch_output": 30 * DAY_S}
-"""Files of batches expire as in OpenAI's API; other files are kept until they are deleted."""
+RESPONSE = "response"
+"""Purpose of stored responses."""
+DEFAULT_RETENTION_S = {"batch": 30 * DAY_S, "batch_output": 30 * DAY_S, RESPONSE: 30 * DAY_S}
+"""
+Files of batches and responses expire as in OpenAI's API; other files are kept until they are
+deleted.
+"""
 
 
 class FileLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,7 +54,10 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     retention_s: dict[str, PositiveS] = msgspec.field(
         default_factory=lambda: dict(DEFAULT_RETENTION_S)
     )
-    """Purpose -> time after which a new file expires at the latest."""
+    """
+    Purpose -> time after which a new file expires at the latest; `response` is the purpose of
+    stored responses.
+    """
     tenant_retention_s: dict[str, dict[str, PositiveS]] = {}
     """Tenant -> purpose -> time, instead of `retention_s`."""
     finals_kept_s: PositiveS = DAY_S
@@ -77,6 +85,6 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.tenant_limits.get(tenant, self.limits)
 
     def retention_of(self, tenant: str, purpose: str) -> float | None:
-        """Longest life of a new file in seconds; None without a limit."""
+        """Longest life of a new file or response in seconds; None without a limit."""
         own = self.tenant_retention_s.get(tenant, {})
         return own.get(purpose, self.retention_s.get(purpose))

@@ -25,10 +25,12 @@ from shared.store.files import FileRows
 from shared.store.leases import Leases
 from shared.store.location import Host, Location, location_of, this_host
 from shared.store.migrating import check_schema
+from shared.store.objects.batches import BatchRows
+from shared.store.objects.responses import ResponseRows
+from shared.store.objects.webhooks import DeliveryRows
 from shared.store.requests import RequestRows
 from shared.store.schema import leases, schema_info
 from shared.store.settings import StoreSettings
-from shared.store.work.batches import BatchRows
 
 log = structlog.get_logger()
 
@@ -69,6 +71,8 @@ class Store:
         self.documents = DocumentRows(self.database)
         self.requests = RequestRows(self.database, self.leases)
         self.batches = BatchRows(self.database, self.leases)
+        self.responses = ResponseRows(self.database, self.leases)
+        self.deliveries = DeliveryRows(self.database, self.leases)
         self.bodies = Bodies(location.files, timeout_s=settings.timeout_s * BODY_TIMEOUT_FACTOR)
         self.problem: str | None = "the store has not been checked yet"
         """Why the store cannot be used now; None if it can."""

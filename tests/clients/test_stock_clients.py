@@ -99,9 +99,10 @@ async def url(
     await migrate(place(store))
     with rabbit_servers(rabbit_targets()[0]).fresh_url() as broker:
         async with request.param(broker, registry, directory) as plain:
-            gateway = plain.gateway | {"store": msgspec.to_builtins(store)}
-            planner = plain.planner | {"store": msgspec.to_builtins(store)}
-            spec = msgspec.structs.replace(plain, gateway=gateway, planner=planner)
+            stored = {"store": msgspec.to_builtins(store)}
+            spec = msgspec.structs.replace(
+                plain, gateway=plain.gateway | stored, planner=plain.planner | stored
+            )
             async with ProcessMesh(spec):
                 yield spec.gateway_url
 
@@ -279,6 +280,50 @@ async def test_openais_python_client_runs_a_batch(
     assert batch.error_file_id is None
     assert [line["custom_id"] for line in found] == ["c0", "c1", "c2"]
     assert all(line["response"]["body"]["usage"] for line in found)
+
+
+async def test_openais_node_client_runs_responses_in_the_background(node: Path, url: str) -> None:
+    found = await run_script(("node", "openai_background.js"), node, url)
+
+    assert found["first"] in ("queued", "in_progress", "completed", "incomplete")
+    assert found["status"] in ("completed", "incomplete")
+    assert found["streamed"] == found["whole"]
+    assert found["numbers"] == list(range(len(found["numbers"])))
+    assert found["items"][:2] == ["user", "assistant"]
+    assert (found["cancelled"], found["gone"]) == ("cancelled", "response_not_found")
+
+
+async def test_openais_python_client_runs_responses_in_the_background(
+    client: openai.AsyncOpenAI,
+) -> None:
+    asked: dict[str, Any] = {"model": LLAMA, "input": "Say something.", "max_output_tokens": 40}
+    polled = await client.responses.create(**asked, temperature=0, background=True)
+    while polled.status in ("queued", "in_progress"):
+        await asyncio.sleep(0.2)
+        polled = await client.responses.retrieve(polled.id)
+    events = []
+    async with await client.responses.create(
+        **asked, temperature=0, background=True, stream=True
+    ) as stream:
+        async for event in stream:
+            events.append(event)
+            if event.sequence_number == 5:
+                break
+    response_id = events[0].response.id  # type: ignore[union-attr]  # the first event has it
+    async with await client.responses.retrieve(
+        response_id, stream=True, starting_after=5
+    ) as stream:
+        events += [event async for event in stream]
+    long = await client.responses.create(
+        **asked | {"max_output_tokens": 400}, background=True, extra_body={"ignore_eos": True}
+    )
+    cancelled = await client.responses.cancel(long.id)
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+
+    assert polled.status in ("completed", "incomplete")
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(deltas) == polled.output_text
+    assert cancelled.status == "cancelled"
 
 
 async def test_vercels_ai_sdk_runs_two_steps_with_tools(node: Path, url: str) -> None:

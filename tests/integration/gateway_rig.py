@@ -197,16 +197,18 @@ def http_client() -> httpx.AsyncClient:
 
 @contextlib.asynccontextmanager
 async def running_gateway(
-    brokers: BrokerRig, registry: Path, **fields: object
+    brokers: BrokerRig, registry: Path, *, mesh: FakeMesh | None = None, **fields: object
 ) -> AsyncIterator[GatewayRig]:
+    """Context with a gateway, in front of *mesh* if another gateway has started it."""
     url = brokers.url if isinstance(brokers, RabbitRig) else "memory://"
     settings = msgspec.convert(
         {"registry": str(registry), "port": free_port(), "amqp_url": url, "drain_timeout_s": 60.0}
         | fields,
         Settings,
     )
-    mesh = FakeMesh(await brokers.connect("fake mesh"))
-    await mesh.start()
+    if mesh is None:
+        mesh = FakeMesh(await brokers.connect("fake mesh"))
+        await mesh.start()
     open_broker: BrokerFactory = brokers.open
     health = Health(service="gateway")
     ports = Ports(settings=settings, open_broker=open_broker, clock=SystemClock(), health=health)

@@ -20,8 +20,8 @@ from shared.contracts.errors import ContractError
 from shared.contracts.tenants.keys import Scope
 from shared.store.files import LOST, StoredFile
 from shared.store.ids import is_batch_id, new_batch_id
+from shared.store.objects.batches import BatchStatus, StoredBatch
 from shared.store.store import Store
-from shared.store.work.batches import BatchStatus, StoredBatch
 
 log = structlog.get_logger()
 

@@ -12,7 +12,7 @@ from shared.contracts.base import Seconds, UnixTime
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import RequestedSlo
 from shared.store.ids import is_batch_id, is_file_id
-from shared.store.work.batches import BatchStatus, StoredBatch
+from shared.store.objects.batches import BatchStatus, StoredBatch
 
 MIN_WINDOW_S, MAX_WINDOW_S = 1.0, 7 * 24 * 3600.0
 MIN_EXPIRES_S, MAX_EXPIRES_S = 3600, 30 * 24 * 3600

@@ -12,6 +12,7 @@ from services.gateway.batches.forms import LineForms, LineTerms
 from services.gateway.batches.lines import FRAME_BYTES, BatchLine, parse_line
 from services.gateway.batches.settings import BatchSettings
 from services.gateway.errors import error_info
+from services.gateway.webhooks.settings import WebhookSettings
 from shared.api.calls import CallFields, call_body, call_fields
 from shared.api.digests import call_digest
 from shared.contracts.base import RequestId, Seconds, TenantId, UnixTime, encode
@@ -21,10 +22,10 @@ from shared.contracts.qos import Slo
 from shared.contracts.requests import RequestFailed
 from shared.runtime.clock import Clock
 from shared.store.ids import line_request_id
+from shared.store.objects.batches import StoredBatch
 from shared.store.requests import Asked, Ended
 from shared.store.settings import StoreSettings
 from shared.store.store import Store
-from shared.store.work.batches import StoredBatch
 from solver.storage.pace import due_at
 
 log = structlog.get_logger()
@@ -57,6 +58,7 @@ class BatchPorts:
     settings: BatchSettings
     kept: StoreSettings
     """Settings of the store, for the life of result files."""
+    webhooks: WebhookSettings
     max_body_bytes: int
     clock: Clock
 

@@ -20,8 +20,9 @@ from shared.contracts.requests import RequestFailed
 from shared.store.bodies import MissingBodyError
 from shared.store.ids import line_request_id
 from shared.store.leases import Lease
+from shared.store.objects.batches import BatchCounts, BatchEnd, BatchStatus, StoredBatch
+from shared.store.objects.webhooks import Notice
 from shared.store.store import Store
-from shared.store.work.batches import BatchCounts, BatchEnd, BatchStatus, StoredBatch
 from solver.storage.expected_end import ExpectedEnd
 from solver.storage.pace import Pace, PaceLimits, due_at
 
@@ -362,7 +363,13 @@ class BatchRun:
         )
         output, errors = await files.write(self._ports.kept.retention_of(batch.tenant, PURPOSE))
         counts = BatchCounts(num_completed=files.num_completed, num_failed=files.num_failed)
-        end = BatchEnd(status=status, counts=counts, output=output, errors_file=errors)
+        end = BatchEnd(
+            status=status,
+            counts=counts,
+            output=output,
+            errors_file=errors,
+            notice=self._notice(status),
+        )
         await store.batches.end(self._lease, batch.id, end)
 
     async def _fail(self, error: InvalidInputError | MissingBodyError) -> None:
@@ -374,8 +381,14 @@ class BatchRun:
             status=BatchStatus.FAILED,
             counts=BatchCounts(num_completed=0, num_failed=0),
             errors=msgspec.json.encode([reason]).decode(),
+            notice=self._notice(BatchStatus.FAILED),
         )
         await self._store.batches.end(self._lease, self._batch.id, end)
+
+    def _notice(self, status: BatchStatus) -> Notice | None:
+        """The event about the end of the batch, for the tenant's webhooks."""
+        batch = self._batch
+        return self._ports.webhooks.notice(batch.tenant, f"batch.{status.value}", batch.id)
 
     async def _clean(self) -> None:
         """Remove the rows of the lines, whose results are in the files."""

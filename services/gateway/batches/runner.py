@@ -11,7 +11,7 @@ from shared.contracts.errors import MeshError, StaleLeaseError, StoreFullError, 
 from shared.runtime.tasks import every
 from shared.store.leases import Lease
 from shared.store.location import this_process
-from shared.store.work.batches import JOB, StoredBatch
+from shared.store.objects.batches import JOB, StoredBatch
 
 log = structlog.get_logger()
 

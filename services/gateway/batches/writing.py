@@ -21,8 +21,8 @@ from shared.contracts.requests import Final, RequestCompleted
 from shared.store.bodies import BodyWriter
 from shared.store.files import StoredFile
 from shared.store.ids import line_request_id, new_file_id
+from shared.store.objects.batches import StoredBatch
 from shared.store.store import Store
-from shared.store.work.batches import StoredBatch
 from solver.storage.retention import expires_at
 
 PURPOSE = "batch_output"

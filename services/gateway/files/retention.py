@@ -49,6 +49,7 @@ class Retention:
             if await self._has_job():
                 await self._expire()
                 await self._expire_requests()
+                await self._expire_responses()
                 await self._sweep_if_due()
         except StaleLeaseError as error:
             log.warning("retention.lost", error=str(error))
@@ -92,6 +93,11 @@ class Retention:
     async def _expire_requests(self) -> None:
         requests = self._store.requests
         while await requests.remove_expired(await self._renewed(), limit=BATCH) == BATCH:
+            pass
+
+    async def _expire_responses(self) -> None:
+        responses = self._store.responses
+        while await responses.remove_expired(await self._renewed(), limit=BATCH) == BATCH:
             pass
 
     async def _sweep_if_due(self) -> None:

@@ -8,6 +8,7 @@ import msgspec
 from services.gateway.batches.openapi import batch_paths
 from services.gateway.files.openapi import file_paths
 from services.gateway.requests.openapi import request_paths, with_repeats
+from services.gateway.responses.openapi import response_paths
 from shared.api.calls import OWN_FIELDS, REFUSED_FIELDS, CallBody
 
 Document = dict[str, Any]
@@ -26,7 +27,7 @@ def openapi_document(applications: Iterable[Any], routes: Iterable[str]) -> Docu
     (body,), own = msgspec.json.schema_components((CallBody,), ref_template=_PREFIX + "{name}")
     fields = own.pop(body["$ref"].removeprefix(_PREFIX))["properties"]
     schemas: Document = full["components"]["schemas"] | own
-    stored = (file_paths(), request_paths(), batch_paths())
+    stored = (file_paths(), request_paths(), batch_paths(), response_paths())
     for name in filter(None, {_body_schema(path) for path in paths.values()}):
         schemas[name] = _with_own_fields(schemas[name], {key: fields[key] for key in OWN_FIELDS})
     paths = {path: with_repeats(path, operations) for path, operations in paths.items()}

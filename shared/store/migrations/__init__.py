@@ -7,6 +7,7 @@ REVISIONS = (
     "shared.store.migrations.versions.r0002_requests",
     "shared.store.migrations.versions.r0003_documents",
     "shared.store.migrations.versions.r0004_batches",
+    "shared.store.migrations.versions.r0005_responses",
 )
 """Modules of all revisions in order; the number of a revision is its place, from 1."""
 HEAD = len(REVISIONS)

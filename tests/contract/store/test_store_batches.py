@@ -4,8 +4,8 @@ import pytest
 
 from shared.contracts.errors import StaleLeaseError
 from shared.store.leases import Lease
+from shared.store.objects.batches import JOB, BatchCounts, BatchEnd, BatchStatus
 from shared.store.store import Store
-from shared.store.work.batches import JOB, BatchCounts, BatchEnd, BatchStatus
 from tests.stores import ACME, NOW, OTHER, ManualClock, a_batch, a_file
 
 LEASE_S = 10.0

@@ -148,7 +148,7 @@ WHOLE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("path", WHOLE)
 async def test_whole_answers_are_repeated_byte_by_byte(http: httpx.AsyncClient, path: str):
-    """Also their ids and times, which vLLM's application makes anew for each answer."""
+    """Also their ids and times, which vLLM's application makes again for each answer."""
     first, second, other = [
         await http.post(path, json=WHOLE[path], headers={"idempotency-key": f"{path} {key}"})
         for key in ("one", "one", "two")

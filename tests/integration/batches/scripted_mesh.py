@@ -12,6 +12,7 @@ import msgspec
 from services.gateway.batches.forms import CallForms
 from services.gateway.batches.publishing import BatchPorts
 from services.gateway.batches.settings import BatchSettings
+from services.gateway.webhooks.settings import Webhook, WebhookSettings
 from shared.contracts.base import (
     InstanceId,
     ModelName,
@@ -38,10 +39,10 @@ from shared.models.registry import ModelRegistry
 from shared.producer.assembly import CANCELLED
 from shared.runtime.clock import SystemClock
 from shared.store.ids import new_batch_id
+from shared.store.objects.batches import StoredBatch
 from shared.store.requests import Ended
 from shared.store.settings import StoreSettings
 from shared.store.store import Store
-from shared.store.work.batches import StoredBatch
 from tests.stores import ACME, put
 
 CHAT = "/v1/chat/completions"
@@ -153,6 +154,9 @@ class ScriptedMesh:
         await self.store.requests.end([ended])
 
 
+WEBHOOK = Webhook(url="https://example.com/hook", secret="whsec_" + "a" * 32)
+
+
 def ports_of(mesh: ScriptedMesh, kept: StoreSettings, **fields: Any) -> BatchPorts:
     """What the runners of one gateway use; *fields* are settings of batches."""
     quick: dict[str, Any] = {"poll_s": 0.01, "settle_s": 0.5, "lease_s": 1.0}
@@ -162,6 +166,7 @@ def ports_of(mesh: ScriptedMesh, kept: StoreSettings, **fields: Any) -> BatchPor
         forms=CallForms(REGISTRY),
         settings=BatchSettings(**(quick | fields)),
         kept=kept,
+        webhooks=WebhookSettings(endpoints={ACME: (WEBHOOK,)}),
         max_body_bytes=100_000,
         clock=SystemClock(),
     )

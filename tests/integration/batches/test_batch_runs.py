@@ -17,11 +17,12 @@ from shared.contracts.qos import Importance
 from shared.contracts.requests import Final
 from shared.store.ids import line_request_id
 from shared.store.migrating import migrate
+from shared.store.objects.batches import BatchStatus, StoredBatch
 from shared.store.settings import StoreSettings
 from shared.store.store import Store
-from shared.store.work.batches import BatchStatus, StoredBatch
 from tests.brokers import eventually
 from tests.integration.batches.scripted_mesh import (
+    WEBHOOK,
     Body,
     ScriptedMesh,
     a_line,
@@ -126,6 +127,21 @@ async def test_a_batch_has_a_result_for_each_line_in_order(mesh: ScriptedMesh, p
     assert set(mesh.published.values()) == {1}
     assert found.in_progress_at is not None
     assert found.finalizing_at is not None
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"), [(a_line(0), "batch.completed"), (b"", "batch.failed")]
+)
+async def test_the_end_of_a_batch_is_an_event_for_webhooks(
+    mesh: ScriptedMesh, ports: BatchPorts, content: bytes, kind: str
+):
+    batch = await submitted(mesh.store, content)
+    async with running(ports):
+        await ended(mesh.store, batch)
+    [delivery] = await mesh.store.deliveries.due(limit=10, limit_per_url=10)
+
+    assert (delivery.type, delivery.url, delivery.tenant) == (kind, WEBHOOK.url, ACME)
+    assert json.loads(delivery.payload)["data"] == {"id": batch.id}
 
 
 async def test_lines_carry_the_tenant_and_the_end_of_the_window(

@@ -107,7 +107,7 @@ async def silent(_request: Request) -> None:
 
 
 class Finals:
-    """A mesh that keeps its finals, and repeats them to all who ask."""
+    """A mesh that keeps its finals, and repeats them to all that ask."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()

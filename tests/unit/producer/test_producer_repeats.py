@@ -72,7 +72,7 @@ async def test_stored_request_is_cancelled_by_tenant_and_id():
     assert delivery.user_id == "guest"
 
 
-async def test_cancellation_that_nobody_receives_is_an_error():
+async def test_cancellation_that_no_instance_receives_is_an_error():
     async with rig() as it:
         await it.far.delete_queue("control")
 
@@ -136,7 +136,7 @@ async def test_caller_that_leaves_does_not_disturb_others():
         assert await it.far.get("control") is None
 
 
-async def test_request_that_everyone_left_goes_on_and_can_be_asked_again():
+async def test_request_that_all_callers_left_continues_and_can_be_asked_again():
     async with rig() as it:
         await (await ask(it)).cancel()
         await it.requested()
@@ -149,7 +149,7 @@ async def test_request_that_everyone_left_goes_on_and_can_be_asked_again():
         assert await it.far.get("control") is None, "no run is stopped"
 
 
-async def test_final_of_a_request_that_everyone_left_does_not_answer_another_request():
+async def test_final_of_a_request_that_all_callers_left_does_not_answer_another_request():
     async with rig() as it:
         await (await ask(it)).cancel()
 
@@ -187,7 +187,7 @@ async def test_answer_without_a_run_may_take_any_time():
         assert await generation.final() == completed("elsewhere")
 
 
-async def test_failed_publish_is_raised_to_all_who_ask_meanwhile():
+async def test_failed_publish_is_raised_to_all_callers():
     async with rig() as it:
         await it.far.delete_queue(topology.GLOBAL_REST)
 

@@ -17,7 +17,7 @@ from services.gateway.batches.openapi import batch_paths
 from shared.contracts.errors import ContractError
 from shared.contracts.qos import Slo
 from shared.store.ids import new_batch_id, new_file_id
-from shared.store.work.batches import BatchStatus
+from shared.store.objects.batches import BatchStatus
 from tests.stores import NOW, a_batch
 
 FILE_ID = new_file_id(NOW)

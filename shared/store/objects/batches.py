@@ -11,6 +11,7 @@ from shared.contracts.base import Seconds, TenantId, UnixTime
 from shared.store.database import Database
 from shared.store.files import StoredFile, file_values
 from shared.store.leases import Lease, Leases
+from shared.store.objects.webhooks import Notice, enqueue
 from shared.store.schema import batches, files, leases
 
 
@@ -95,6 +96,8 @@ class BatchEnd(msgspec.Struct, frozen=True, kw_only=True):
     errors_file: StoredFile | None = None
     errors: str | None = None
     """JSON of the reasons, if the batch failed."""
+    notice: Notice | None = None
+    """Event for webhooks; None without a receiver."""
 
 
 class BatchRows:
@@ -283,6 +286,7 @@ class BatchRows:
             await connection.execute(
                 update(batches).where(batches.c.id == batch_id).values(**values)
             )
+            await enqueue(connection, self._database, [end.notice] if end.notice else [])
 
 
 def _is_open() -> Any:

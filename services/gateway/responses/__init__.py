@@ -1,0 +1,1 @@
+"""Stored responses of OpenAI's Responses API: background, streams to resume, conversations."""

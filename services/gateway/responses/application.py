@@ -1,0 +1,300 @@
+"""Stored responses in the gateway's HTTP interface."""
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import structlog
+
+from services.gateway.door import INTERNAL, Forwarded, Internal, tenant_of
+from services.gateway.files.form import RequestBody
+from services.gateway.light import Replay
+from services.gateway.outcomes import Outcome
+from services.gateway.resources import ResourceCall, Routes, WithResources
+from services.gateway.responses.asked import front_body, names_the_store, parse_asked
+from services.gateway.responses.feed import Feed
+from services.gateway.responses.objects import (
+    ResponseDeleted,
+    input_page,
+    parse_starting_after,
+    parse_stream,
+    sse,
+)
+from services.gateway.responses.run import PATH, Refusal
+from services.gateway.responses.service import Created, Responses
+from services.gateway.state import Gateway
+from shared.contracts.errors import ContractError, MeshError
+from shared.contracts.tenants.keys import Scope
+from shared.store.objects.responses import StoredResponse
+
+log = structlog.get_logger()
+
+PASSED_HEADERS = ("content-type", "retry-after")
+"""Headers of the front's refusal that the client gets."""
+
+
+class ResponsesResource:
+    """
+    Answers requests to `/v1/responses/{id}`; the collection belongs to the front.
+
+    Args:
+        gateway: Components that all requests share.
+        responses: The stored responses; None without a store.
+    """
+
+    root = PATH
+    name = "stored_responses"
+    scope = Scope.INFERENCE
+
+    def __init__(self, gateway: Gateway, responses: Responses | None) -> None:
+        self._gateway = gateway
+        self._responses = responses
+        self.routes: Routes = {
+            "{id}": {"GET": self._get, "DELETE": self._delete},
+            "{id}/cancel": {"POST": self._cancel},
+            "{id}/input_items": {"GET": self._input_items},
+        }
+
+    async def _get(self, call: ResourceCall) -> Outcome:
+        after = parse_starting_after(call.query)
+        response = await self._usable().get(call.tenant, call.object_id)
+        if parse_stream(call.query):
+            return await stream(self._usable().feed, call, response, after=after)
+        return await _object(call, response)
+
+    async def _delete(self, call: ResourceCall) -> Outcome:
+        await self._usable().delete(call.tenant, call.object_id)
+        return await call.answer(ResponseDeleted(id=call.object_id))
+
+    async def _cancel(self, call: ResourceCall) -> Outcome:
+        return await _object(call, await self._usable().cancel(call.tenant, call.object_id))
+
+    async def _input_items(self, call: ResourceCall) -> Outcome:
+        responses = self._usable()
+        response = await responses.get(call.tenant, call.object_id)
+        turns = await responses.turns_before(response)
+        return await call.answer(input_page(response, turns, call.query))
+
+    def _usable(self) -> Responses:
+        return usable(self._gateway, self._responses)
+
+
+class CreationResource:
+    """
+    Answers `POST /v1/responses` with fields of the store.
+
+    Args:
+        gateway: Components that all requests share.
+        responses: The stored responses; None without a store.
+    """
+
+    root = PATH
+    name = "stored_responses"
+    scope = Scope.INFERENCE
+
+    def __init__(self, gateway: Gateway, responses: Responses | None) -> None:
+        self._gateway = gateway
+        self._responses = responses
+        self.routes: Routes = {"": {"POST": self._create}}
+
+    async def _create(self, call: ResourceCall) -> Outcome:
+        body = await _body(call.receive, self._gateway)
+        responses = usable(self._gateway, self._responses)
+        created = await responses.create(call.tenant, body, call.headers)
+        response = created.response
+        if created.refusal is not None:
+            return await _refused(call, created.refusal)
+        log.info("response.created", response_id=response.id, tenant=response.tenant)
+        if created.asked.stream:
+            outcome = await stream(responses.feed, call, response, after=-1)
+        elif response.is_background:
+            return await _object(call, response)
+        else:
+            outcome = await self._whole(responses, call, created)
+        if outcome is Outcome.CANCELLED:
+            await responses.abandon(response)
+        return outcome
+
+    async def _whole(self, responses: Responses, call: ResourceCall, created: Created) -> Outcome:
+        """Answer with the response when it has ended."""
+        response = created.response
+        ended = responses.feed.ended(response.id)
+        if not await _before_disconnection(call, ended, name=f"end of {response.id}"):
+            return Outcome.CANCELLED
+        return await _object(call, await responses.get(call.tenant, response.id))
+
+
+class StoredResponses:
+    """
+    ASGI application that stores those responses of which a request asks it, and passes all other
+    requests to *front*.
+
+    Args:
+        gateway: Components that all requests share.
+        responses: The stored responses; None without a store.
+        front: Application of the front.
+    """
+
+    def __init__(self, gateway: Gateway, responses: Responses | None, front: Any) -> None:
+        self._gateway = gateway
+        self._responses = responses
+        self._front = front
+        self._creation = WithResources(gateway, (CreationResource(gateway, responses),), front)
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Answer one request; only bodies of `POST /v1/responses` are read here."""
+        if not self._may_be_stored(scope):
+            await self._front(scope, receive, send)
+            return
+        replay = Replay(receive)
+        body = await replay.body(self._gateway.settings)
+        if not names_the_store(body):
+            await self._front(scope, replay.receive, send)
+        elif self._continues_only(body):
+            await self._continued(scope, replay, send)
+        else:
+            await self._creation(scope, replay.receive, send)
+
+    def _may_be_stored(self, scope: dict[str, Any]) -> bool:
+        """False also for requests that are refused before their bodies are read."""
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] != PATH:
+            return False
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        try:
+            tenant_of(self._gateway.tenants, scope, headers)
+        except MeshError:
+            return False
+        return True
+
+    def _continues_only(self, body: bytes) -> bool:
+        """True if *body* continues a stored response, and shall not be stored itself."""
+        try:
+            asked = parse_asked(body)
+        except MeshError:
+            return False  # refused at the creation
+        return asked.previous_response_id is not None and asked.store is False
+
+    async def _continued(self, scope: dict[str, Any], replay: Replay, send: Any) -> None:
+        """Pass a request on with the turns that it continues."""
+        resource = _Continuation(self._gateway, self._responses, self._front, scope, send)
+        await WithResources(self._gateway, (resource,), self._front)(scope, replay.receive, send)
+
+
+class _Continuation:
+    """Resource that passes one request to the front, with earlier turns in its input."""
+
+    root = PATH
+    name = "stored_responses"
+    scope = Scope.INFERENCE
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        responses: Responses | None,
+        front: Any,
+        scope: dict[str, Any],
+        send: Any,
+    ) -> None:
+        self._gateway = gateway
+        self._responses = responses
+        self._front = front
+        self._asgi = (scope, send)
+        self.routes: Routes = {"": {"POST": self._continue}}
+
+    async def _continue(self, call: ResourceCall) -> Outcome:
+        body = await _body(call.receive, self._gateway)
+        previous = parse_asked(body).previous_response_id or ""
+        turns = await usable(self._gateway, self._responses).turns(call.tenant, previous)
+        scope, send = self._asgi
+        # The tenant holds a slot for this request already.
+        internal = scope | {INTERNAL: Internal(call.tenant)}
+        request = Forwarded(internal, call.receive, front_body(body, turns, stream=None))
+        call.channel.started = True
+        await self._front(request.scope, request.receive, send)
+        return Outcome.COMPLETED
+
+
+def usable(gateway: Gateway, responses: Responses | None) -> Responses:
+    """
+    The stored responses.
+
+    Raises:
+        ContractError: The gateway has no store.
+        StoreUnavailableError: The store cannot be used now.
+    """
+    gateway.usable_store()
+    assert responses is not None  # noqa: S101 - a gateway with a store has them
+    return responses
+
+
+async def stream(
+    feed: Feed, call: ResourceCall, response: StoredResponse, *, after: int
+) -> Outcome:
+    """Send the events with numbers above *after*, those to come as well."""
+
+    async def send() -> None:
+        async with aclosing(feed.follow(response.id, after=after)) as batches:
+            async for events in batches:
+                await call.channel.event(sse(events))
+        if not call.channel.started:
+            await call.channel.event(b"")
+        await call.channel.end()
+
+    if await _before_disconnection(call, send(), name=f"events of {response.id}"):
+        return Outcome.COMPLETED
+    return Outcome.CANCELLED
+
+
+async def _before_disconnection(call: ResourceCall, work: Any, *, name: str) -> bool:
+    """Do *work* unless the client disconnects; return whether it is done."""
+    left = asyncio.create_task(_disconnected(call.receive), name=f"client of {name}")
+    doing = asyncio.create_task(work, name=name)
+    try:
+        await asyncio.wait({left, doing}, return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            return False
+        await doing
+    finally:
+        left.cancel()
+        doing.cancel()
+        await asyncio.wait({left, doing})
+    return True
+
+
+async def _disconnected(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _object(call: ResourceCall, response: StoredResponse) -> Outcome:
+    await call.channel.json(response.object)
+    return Outcome.COMPLETED
+
+
+async def _refused(call: ResourceCall, refusal: Refusal) -> Outcome:
+    """Pass the front's refusal on as it came."""
+    headers = {name: refusal.headers[name] for name in PASSED_HEADERS if name in refusal.headers}
+    await call.channel.json(refusal.body, status=refusal.status or 500, headers=headers)
+    return Outcome.REFUSED
+
+
+async def _body(receive: Any, gateway: Gateway) -> bytes:
+    """
+    The body of a request.
+
+    Raises:
+        ContractError: It is too large or too slow, or the client disconnects.
+    """
+    reader = RequestBody(receive, idle_s=gateway.settings.body_timeout_s)
+    limit, body = gateway.settings.limits.max_body_bytes, b""
+    while (part := await reader.read()) is not None:
+        body += part
+        if len(body) > limit:
+            raise ContractError(
+                f"the body is too large: the limit is {limit} bytes",
+                code="body_too_large",
+                status=413,
+            )
+    return body

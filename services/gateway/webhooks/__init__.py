@@ -1,0 +1,1 @@
+"""Webhooks: events about stored objects, delivered to URLs of tenants."""

@@ -1,0 +1,1 @@
+"""Rows of objects that gateways make for clients."""

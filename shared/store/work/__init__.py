@@ -1,1 +1,0 @@
-"""Rows of work that goes on without a connection."""
