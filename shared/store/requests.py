@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 import msgspec
-from sqlalchemy import Row, and_, delete, func, insert, select, tuple_, update
+from sqlalchemy import Row, and_, bindparam, delete, func, insert, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.contracts.base import InstanceId, RequestId, Seconds, TenantId, UnixTime
@@ -198,7 +198,7 @@ class RequestRows:
         )
         async with self._database.write() as connection:
             await connection.execute(delete(requests).where(expired))
-            made = await self._inserted(connection, rows, now)
+            made = await self._inserted(connection, rows)
         return [each.key in made for each in asked]
 
     async def withdraw(self, key: Key) -> None:
@@ -221,13 +221,11 @@ class RequestRows:
             holder: Name of this grouper.
         """
         now = self._database.now
-        rows = [
-            _values(each)
-            | {"is_asked": False, "claimed_by": holder, "claimed_until": now + CLAIM_S}
-            for each in asked
-        ]
+        rows = [_values(each) | {"is_asked": False, "claimed_by": holder} for each in asked]
         async with self._database.write() as connection:
-            made = await self._inserted(connection, rows, now)
+            made = await self._inserted(
+                connection, rows, claimed_until=self._database.now + CLAIM_S
+            )
             others = sorted(each.key for each in asked if each.key not in made)
             known = await self._locked(connection, others)
             time = float((await connection.execute(select(now))).scalar_one())
@@ -263,17 +261,22 @@ class RequestRows:
 
     async def mark_grouped(self, grouped: Sequence[Grouped]) -> list[None]:
         """Note that queues have these requests: repeats of their ids wait for their finals."""
-        async with self._database.write() as connection:
-            for each in sorted(grouped, key=lambda one: one.key):
-                values = {"lane": each.lane, "expected_at": each.expected_at}
-                await connection.execute(
-                    update(requests)
-                    .where(_is(each.key))
-                    .values(
-                        grouped_at=func.coalesce(requests.c.grouped_at, self._database.now),
-                        **values,
-                    )
-                )
+        mark = (
+            update(requests)
+            .where(_is_given())
+            .values(
+                grouped_at=func.coalesce(requests.c.grouped_at, self._database.now),
+                lane=bindparam("to_lane"),
+                expected_at=bindparam("to_expected_at"),
+            )
+        )
+        marks = [
+            _given(each.key) | {"to_lane": each.lane, "to_expected_at": each.expected_at}
+            for each in sorted(grouped, key=lambda one: one.key)
+        ]
+        if marks:
+            async with self._database.write() as connection:
+                await connection.execute(mark, marks)
         return [None] * len(grouped)
 
     async def release(self, key: Key) -> None:
@@ -289,15 +292,22 @@ class RequestRows:
 
     async def mark_started(self, started: Sequence[Started]) -> list[None]:
         """Note that runs of these requests began."""
-        async with self._database.write() as connection:
-            for each in sorted(started, key=lambda one: one.key):
-                await connection.execute(
-                    update(requests)
-                    .where(_is(each.key), requests.c.final.is_(None))
-                    .values(
-                        instance_id=each.instance_id, started_at=each.at, runs=requests.c.runs + 1
-                    )
-                )
+        mark = (
+            update(requests)
+            .where(_is_given(), requests.c.final.is_(None))
+            .values(
+                instance_id=bindparam("to_instance_id"),
+                started_at=bindparam("to_started_at"),
+                runs=requests.c.runs + 1,
+            )
+        )
+        marks = [
+            _given(each.key) | {"to_instance_id": each.instance_id, "to_started_at": each.at}
+            for each in sorted(started, key=lambda one: one.key)
+        ]
+        if marks:
+            async with self._database.write() as connection:
+                await connection.execute(mark, marks)
         return [None] * len(started)
 
     async def end(self, ended: Sequence[Ended]) -> list[Kept]:
@@ -308,6 +318,17 @@ class RequestRows:
             For each request, the final that counts, and the reply queues that wait for it.
         """
         keys = sorted({each.key for each in ended})
+        keep = (
+            update(requests)
+            .where(_is_given())
+            .values(
+                final=bindparam("to_final"),
+                outcome=bindparam("to_outcome"),
+                ended_at=bindparam("to_ended_at"),
+                expires_at=self._database.now + requests.c.kept_s,
+            )
+        )
+        kept: list[dict[str, Any]] = []
         async with self._database.write() as connection:
             rows = await self._locked(connection, keys)
             finals = {key: row.final for key, row in rows.items()}
@@ -318,16 +339,16 @@ class RequestRows:
                 if each.is_refusal and (row.grouped_at is not None or not row.is_asked):
                     continue  # a repeat was refused, or the same id may be asked again
                 finals[each.key] = each.final
-                await connection.execute(
-                    update(requests)
-                    .where(_is(each.key))
-                    .values(
-                        final=each.final,
-                        outcome=each.outcome,
-                        ended_at=each.at,
-                        expires_at=self._database.now + requests.c.kept_s,
-                    )
+                kept.append(
+                    _given(each.key)
+                    | {
+                        "to_final": each.final,
+                        "to_outcome": each.outcome,
+                        "to_ended_at": each.at,
+                    }
                 )
+            if kept:
+                await connection.execute(keep, kept)
             waiting = await self._waiting(connection, keys)
         return [
             Kept(final=finals.get(each.key), waiters=tuple(waiting.get(each.key, ())))
@@ -403,21 +424,27 @@ class RequestRows:
         return removed.rowcount
 
     async def _inserted(
-        self, connection: AsyncConnection, rows: list[dict[str, Any]], now: Any
+        self,
+        connection: AsyncConnection,
+        rows: list[dict[str, Any]],
+        **expressions: Any,
     ) -> set[Key]:
-        """Insert the rows whose keys are new; return these keys."""
-        made = set[Key]()
-        for row in sorted(rows, key=lambda each: (each["tenant"], each["id"])):
-            times = {"created_at": now, "expires_at": now + UNENDED_S, "runs": 0}
-            inserted = (
-                self._database.insert(requests)
-                .values(**row, **times)
-                .on_conflict_do_nothing()
-                .returning(requests.c.id)
+        """Insert the rows whose keys are new, which have the same columns; return these keys."""
+        if not rows:
+            return set()
+        database = self._database
+        # One expression for each column: SQLAlchemy would miscount the parameters of a shared one.
+        inserted = (
+            database.insert(requests)
+            .values(
+                created_at=database.now, expires_at=database.now + UNENDED_S, runs=0, **expressions
             )
-            if (await connection.execute(inserted)).first() is not None:
-                made.add((row["tenant"], row["id"]))
-        return made
+            .on_conflict_do_nothing()
+            .returning(requests.c.tenant, requests.c.id)
+        )
+        ordered = sorted(rows, key=lambda each: (each["tenant"], each["id"]))
+        made = (await connection.execute(inserted, ordered)).all()
+        return {(row.tenant, row.id) for row in made}
 
     async def _locked(
         self, connection: AsyncConnection, keys: Sequence[Key]
@@ -481,6 +508,15 @@ def _waiter(asked: ClaimAsked, reply_to: str) -> dict[str, Any]:
         "request_id": asked.request_id,
         "reply_to": reply_to,
     }
+
+
+def _is_given() -> Any:
+    """The row of the key in the parameters of `_given`, for statements about several rows."""
+    return and_(requests.c.tenant == bindparam("of_tenant"), requests.c.id == bindparam("of_id"))
+
+
+def _given(key: Key) -> dict[str, Any]:
+    return {"of_tenant": key[0], "of_id": key[1]}
 
 
 def _is(key: Key) -> Any:

@@ -25,13 +25,13 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Time without a sign of life after which another gateway takes over a batch."""
     poll_s: PositiveS = 0.2
     """Shortest period of looking for answers of a batch; it rises to 1 s while there are none."""
-    min_waiting: Positive = 32
+    min_waiting: Positive = 128
     """Lines of a batch that may wait for an engine in any case."""
-    max_waiting: Positive = 512
+    max_waiting: Positive = 1024
     """Maximum number of lines of a batch that wait for an engine; the others wait in the store."""
     max_outstanding: Positive = 4096
     """Maximum number of lines of a batch that wait for an engine or run."""
-    lead_s: PositiveS = 5.0
+    lead_s: PositiveS = 10.0
     """Time for which the waiting lines of a batch should keep engines busy."""
     settle_s: PositiveS = 10.0
     """Time to wait for lines that still run when a batch is cancelled or its window has ended."""
