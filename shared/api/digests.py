@@ -1,4 +1,4 @@
-"""Digests of what was asked, by which a repeat of an id is told from another request."""
+"""Digests of what was asked, which distinguish a repeat of an id from another request."""
 
 import hashlib
 from typing import Any
@@ -8,7 +8,7 @@ import msgspec
 from shared.contracts.errors import ContractError
 
 _PER_MESSAGE = frozenset({"id", "reply", "arrived_at", "prompt_tokens", "engine", "clamped"})
-"""Fields that producers and gateways set anew for each message."""
+"""Fields that producers and gateways set again for each message."""
 
 
 def body_digest(body: bytes) -> str:

@@ -129,7 +129,7 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """The final of a request as the store keeps it, and who waits for it."""
+    """The final of a request as the store keeps it, and the reply queues that wait for it."""
 
     final: bytes | None
     """The first final; None if the request has no row."""
@@ -396,7 +396,7 @@ class RequestRows:
         }
 
     async def remove(self, tenant: TenantId, request_ids: Iterable[RequestId]) -> None:
-        """Remove rows; a request that still runs goes on, and its final is not kept."""
+        """Remove rows; a request that still runs continues, and its final is not kept."""
         ids = list(request_ids)
         async with self._database.write() as connection:
             await connection.execute(

@@ -330,7 +330,7 @@ async def test_a_cancelled_batch_keeps_what_has_ended(mesh: ScriptedMesh, ports:
 async def test_takeovers_at_any_time_lose_and_repeat_nothing(
     mesh: ScriptedMesh, settings: StoreSettings
 ):
-    """A runner is cancelled in the middle again and again, and another one goes on."""
+    """A runner is cancelled in the middle again and again, and another one continues."""
 
     def script(body: Body, number: int) -> Final | None:
         line = int((body.id or "").rpartition("-")[2])

@@ -64,13 +64,14 @@ def test_variables_of_the_store_apply_to_the_services_that_have_one():
         "HEADWAY_GATEWAY_STORE__TIMEOUT_S": "2.5",
     }
     gateway = load(GatewaySettings, service="gateway", environ=environ)
+    group_of_planner = load_group(StoreSettings, group="store", environ=environ)
     group = load_group(StoreSettings, group="store", environ=environ, overrides={"files": "f"})
 
     assert gateway.store.url == group.url == "postgresql://u:secret@h/db"
     assert (gateway.store.timeout_s, group.timeout_s) == (2.5, 1.5)
     assert gateway.store.limits.max_files == group.limits.max_files == 7
     assert group.files == "f"
-    assert planner(environ=environ) == PlannerSettings()
+    assert planner(environ=environ).store == group_of_planner
     assert "secret" not in str(masked(gateway))
 
 

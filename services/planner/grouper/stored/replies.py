@@ -1,4 +1,4 @@
-"""Replies of stored work: written to the store, then passed on to those who asked again."""
+"""Replies of stored work: written to the store, then sent to the reply queues of repeats."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -44,7 +44,7 @@ class StoredReplies:
     """
     Handler of the queue `headway.stored`; several groupers can consume it concurrently.
 
-    A reply is acknowledged after its commit, and after those who asked again have got the final: a
+    A reply is acknowledged after its commit, and after the reply queues of repeats have the final: a
     crash in between repeats both, which changes nothing.
 
     Args:
