@@ -81,7 +81,7 @@ class BatchRunner:
             log.warning("batch.lost", batch_id=found.id)
         except* TransientError as errors:
             log.warning("batch.delayed", batch_id=found.id, error=str(errors.exceptions[0]))
-        except* Exception:  # a bug: the log has it, and other batches go on
+        except* Exception:  # a bug: the log has it, and other batches continue
             log.exception("batch.broken", batch_id=found.id)
             await asyncio.sleep(self._ports.settings.lease_s)  # not again at once
         finally:

@@ -64,7 +64,7 @@ class ResultFiles:
 
     async def write(self, kept_s: Seconds | None) -> tuple[StoredFile | None, StoredFile | None]:
         """
-        Write both files. Without their rows, which the batch's end adds, nobody sees them.
+        Write both files. They are invisible without their rows, which the batch's end adds.
 
         Args:
             kept_s: Longest life of result files; None without a limit.

@@ -25,7 +25,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 POLL_S: Seconds = 1.0
 PATIENCE_S: Seconds = 120.0
-"""Time for which a wait goes on while the gateway does not answer."""
+"""Time for which a wait continues while the gateway does not answer."""
 FIRST_LINE_BYTES = 2**20
 DESCRIPTION = """\
 Batches of requests over the HTTP interface of a gateway. A file has one request in a line, as for
