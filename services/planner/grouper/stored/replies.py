@@ -44,8 +44,8 @@ class StoredReplies:
     """
     Handler of the queue `headway.stored`; several groupers can consume it concurrently.
 
-    A reply is acknowledged after its commit, and after the reply queues of repeats have the final: a
-    crash in between repeats both, which changes nothing.
+    A reply is acknowledged after its commit, and after the reply queues of repeats have the final.
+    A crash in between repeats both, which changes nothing.
 
     Args:
         broker: The broker.
