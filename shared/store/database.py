@@ -3,7 +3,7 @@
 import asyncio
 import errno
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 import asyncpg
@@ -47,6 +47,7 @@ PG_DISK_FULL = "53100"
 POOL_SIZE = 8
 CONNECT_TIMEOUT_S = 10.0
 _WRITES = "headway_writes"
+_NO_TURN = nullcontext()
 
 Now = Callable[[bool], ColumnElement[float]]
 """SQL expression of the time in Unix seconds; the argument is True for SQLite."""
@@ -86,6 +87,9 @@ class Database:
         self._clock = clock
         self._engine = _engine(url, timeout_s, foreign_keys=foreign_keys)
         self._writing = self._engine.execution_options(**{_WRITES: True})
+        # SQLite's wait for its lock is not fair: a writer may wait while others of the same process
+        # write again and again.
+        self._turn = asyncio.Lock() if self.is_sqlite else _NO_TURN
 
     @property
     def now(self) -> ColumnElement[float]:
@@ -120,7 +124,7 @@ class Database:
                 not be committed.
             StoreFullError: The database's disk is full.
         """
-        async with self._transaction(self._writing, timeout_s) as connection:
+        async with self._transaction(self._writing, timeout_s, self._turn) as connection:
             if not self.is_sqlite:
                 await connection.execute(_limits(timeout_s or self._timeout_s))
             yield connection
@@ -141,12 +145,15 @@ class Database:
 
     @asynccontextmanager
     async def _transaction(
-        self, engine: AsyncEngine, timeout_s: Seconds | None = None
+        self,
+        engine: AsyncEngine,
+        timeout_s: Seconds | None = None,
+        turn: AbstractAsyncContextManager[None] = _NO_TURN,
     ) -> AsyncIterator[AsyncConnection]:
         limit_s = timeout_s or self._timeout_s
         limit = asyncio.timeout(limit_s)
         try:
-            async with limit, engine.begin() as connection:
+            async with limit, turn, engine.begin() as connection:
                 yield connection
         except MeshError:
             raise
