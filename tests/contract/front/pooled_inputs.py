@@ -83,9 +83,14 @@ class Producer:
         self.cancelled: list[str] = []
 
     async def submit(
-        self, body: InferenceRequest, *, reply: ReplyMode, traceparent: str | None
+        self,
+        body: InferenceRequest,
+        *,
+        reply: ReplyMode,
+        traceparent: str | None,
+        digest: str | None,
     ) -> Generation:
-        assert traceparent is None
+        assert (traceparent, digest) == (None, None)
         self.bodies.append(body)
         self.modes.append(reply)
         self.generations.append(Generation(RequestId(body.id or ""), cancel=self._cancel))
