@@ -136,7 +136,8 @@ async def open_keys(place: str | None, store: Store | None, *, kept_s: Seconds) 
     The keys at *place*, a file or `store:`; None without one.
 
     Raises:
-        SettingsError: The keys cannot be read, or are invalid; or there is no store.
+        SettingsError: The keys cannot be read or are invalid, or *place* is `store:` and *store*
+            is None.
         StoreUnavailableError: The database does not answer.
     """
     if place is None:

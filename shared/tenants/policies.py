@@ -145,7 +145,8 @@ async def open_policies(
         kept_s: See `WatchedDocument`.
 
     Raises:
-        SettingsError: The policies cannot be read, or are invalid; or there is no store.
+        SettingsError: The policies cannot be read or are invalid, or *place* is `store:` and
+            *store* is None.
         StoreUnavailableError: The database does not answer.
     """
     if place is None:

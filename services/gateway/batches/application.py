@@ -52,7 +52,8 @@ class BatchesResource:
 
     async def _create(self, call: ResourceCall) -> Outcome:
         store = self._store()
-        asked = parse_request(await self._body(call))
+        reader = RequestBody(call.receive, idle_s=self._settings.body_timeout_s)
+        asked = parse_request(await reader.whole(MAX_BODY_BYTES))
         length_s = window_s(asked.completion_window)
         now = await store.database.time()
         file = await self._input(store, call.tenant, asked, ends_at=now + length_s)
@@ -137,19 +138,6 @@ class BatchesResource:
         if problem is not None:
             raise ContractError(f"file {file.id} {problem}", param="input_file_id")
         return file
-
-    async def _body(self, call: ResourceCall) -> bytes:
-        body = RequestBody(call.receive, idle_s=self._settings.body_timeout_s)
-        read = b""
-        while (part := await body.read()) is not None:
-            read += part
-            if len(read) > MAX_BODY_BYTES:
-                raise ContractError(
-                    f"the body is too large: the limit is {MAX_BODY_BYTES} bytes",
-                    code="body_too_large",
-                    status=413,
-                )
-        return read
 
     def _store(self) -> Store:
         return self._gateway.usable_store()

@@ -72,6 +72,25 @@ class RequestBody:
         self._ended = not event.get("more_body", False)
         return bytes(event.get("body", b""))
 
+    async def whole(self, limit: int) -> bytes:
+        """
+        The whole body, of at most *limit* bytes.
+
+        Raises:
+            ContractError: It is larger, or as for `read`.
+        """
+        parts, size = [], 0
+        while (part := await self.read()) is not None:
+            parts.append(part)
+            size += len(part)
+            if size > limit:
+                raise ContractError(
+                    f"the body is too large: the limit is {limit} bytes",
+                    code="body_too_large",
+                    status=413,
+                )
+        return b"".join(parts)
+
     async def discard(self) -> None:
         """
         Read what the client still sends, within limits.

@@ -51,7 +51,7 @@ class RequestsResource:
         The row of the request.
 
         Raises:
-            ContractError: The tenant has no such request, or there is no store.
+            ContractError: The tenant has no such request, or no store is configured.
             StoreUnavailableError: The store cannot be used now.
         """
         store = self._gateway.usable_store()

@@ -65,7 +65,7 @@ async def accept(
         traceparent: W3C trace context.
 
     Raises:
-        ContractError: Another request has the id, or there is no store.
+        ContractError: Another request has the id, or no store is configured.
         CapacityError: The mesh is full; the id is free.
         TransientError: The store or the broker cannot be used now.
     """

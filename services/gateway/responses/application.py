@@ -23,7 +23,7 @@ from services.gateway.responses.objects import (
 from services.gateway.responses.run import PATH, Refusal
 from services.gateway.responses.service import Created, Responses
 from services.gateway.state import Gateway
-from shared.contracts.errors import ContractError, MeshError
+from shared.contracts.errors import MeshError
 from shared.contracts.tenants.keys import Scope
 from shared.store.objects.responses import StoredResponse
 
@@ -288,13 +288,4 @@ async def _body(receive: Any, gateway: Gateway) -> bytes:
         ContractError: It is too large or too slow, or the client disconnects.
     """
     reader = RequestBody(receive, idle_s=gateway.settings.body_timeout_s)
-    limit, body = gateway.settings.limits.max_body_bytes, b""
-    while (part := await reader.read()) is not None:
-        body += part
-        if len(body) > limit:
-            raise ContractError(
-                f"the body is too large: the limit is {limit} bytes",
-                code="body_too_large",
-                status=413,
-            )
-    return body
+    return await reader.whole(gateway.settings.limits.max_body_bytes)

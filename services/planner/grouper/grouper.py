@@ -80,7 +80,7 @@ class Grouper:
         expiry: Ends requests at their ends.
         routing: Chooses instances; None: instances pull all requests.
         tenants: Admits requests within the limits of their tenants; None: no limits.
-        claims: Claims ids of requests in the store; None: there is no store.
+        claims: Claims ids of requests in the store; None if the planner has no store.
     """
 
     def __init__(

@@ -286,7 +286,8 @@ class Intake:
         What the store has to know of a request whose id means something; None for others.
 
         Raises:
-            ContractError: The header is invalid, the message has no id, or there is no store.
+            ContractError: The header is invalid, the message has no id, or the planner has no
+                store.
         """
         if not is_idempotent(delivery):
             return None

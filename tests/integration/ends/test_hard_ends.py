@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ import pytest
 import pytest_asyncio
 
 from ops.ports import free_port
-from services.mesh.embedded import EmbeddedMesh
 from services.mesh.spec import EMBEDDED, AgentSpec, MeshSpec
 from shared.broker import topology
 from shared.broker.connect import open_broker
@@ -31,30 +30,12 @@ from shared.producer.producer import Producer
 from shared.runtime.clock import SystemClock
 from tests.brokers import MEMORY, RabbitServer, eventually
 from tests.conftest import RABBIT_PARAMS
+from tests.integration.ends.broker_mesh import BrokerMesh
 from tests.queued import MODEL
 
 WITHIN_S = 30.0
 CHAT, BATCH = Slo(ttft_s=20.0, tbt_s=5.0), Slo(ttlt_s=600.0)
 decode_failed: Decoder[RequestFailed] = Decoder(RequestFailed)
-
-
-class BrokerMesh(EmbeddedMesh):
-    """
-    A mesh in one process over any broker.
-
-    Args:
-        spec: The services.
-        url: RabbitMQ; None: the in-process broker.
-    """
-
-    def __init__(self, spec: MeshSpec, url: str | None) -> None:
-        super().__init__(spec)
-        self._url = url
-
-    def open_broker(self, client_name: str) -> AbstractAsyncContextManager[Broker]:
-        if self._url is None:
-            return super().open_broker(client_name)
-        return open_broker(self._url, client_name=client_name)
 
 
 def spec(directory: Path, *agents: AgentSpec) -> MeshSpec:

@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,8 @@ import msgspec
 import pytest
 
 from ops.ports import free_port
-from services.mesh.embedded import EmbeddedMesh
 from services.mesh.spec import EMBEDDED, AgentSpec, MeshSpec
 from shared.broker import topology
-from shared.broker.connect import open_broker
 from shared.broker.protocol import Broker, Delivery, HeaderValue, OutMessage, Settlement
 from shared.contracts.base import Decoder, RequestId, TenantId, encode
 from shared.contracts.ingress import IDEMPOTENT_HEADER, InferenceRequest
@@ -28,31 +26,13 @@ from shared.store.settings import StoreSettings
 from shared.store.store import Store
 from tests.brokers import MEMORY, RabbitServer, eventually
 from tests.conftest import RABBIT_PARAMS
+from tests.integration.ends.broker_mesh import BrokerMesh
 from tests.queued import MODEL
 from tests.stores import open_store, place, settings_of
 
 WITHIN_S = 30.0
 TENANT = TenantId("guest")
 decode: Decoder[Reply] = Decoder(Reply)
-
-
-class BrokerMesh(EmbeddedMesh):
-    """
-    A mesh in one process over any broker.
-
-    Args:
-        spec: The services.
-        url: RabbitMQ; None: the in-process broker.
-    """
-
-    def __init__(self, spec: MeshSpec, url: str | None) -> None:
-        super().__init__(spec)
-        self._url = url
-
-    def open_broker(self, client_name: str) -> AbstractAsyncContextManager[Broker]:
-        if self._url is None:
-            return super().open_broker(client_name)
-        return open_broker(self._url, client_name=client_name)
 
 
 @dataclass
