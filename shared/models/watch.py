@@ -88,9 +88,9 @@ class RegistryWatch:
         called in any thread.
         """
         try:
-            content = read_registry(self._path)
-            if digest_of(content) == self._read:
-                return name in self._wanted.names
+            content, wanted = read_registry(self._path), self._wanted
+            if digest_of(content) == wanted.digest:
+                return name in wanted.names
             return name in ModelRegistry.of_file(self._path, content).names
         except SettingsError:
             return False

@@ -125,6 +125,7 @@ class PullOrder:
         self._heads: dict[str, _Head] = {}
         self._held: dict[str, UnixTime] = {}
         self._since_best_effort = 0
+        self._is_relegated_next = True
         self._unsure_until = 0.0
 
     def set_sources(self, sources: Iterable[Source], now: UnixTime) -> None:
@@ -158,12 +159,25 @@ class PullOrder:
             [head for head in awake if head.source.best_effort] if best_effort_room else []
         )
         owed = self._since_best_effort >= self._best_effort_every - 1
-        pool = best_effort if best_effort and (owed or not urgent) else urgent
+        pool = self._in_turn(best_effort) if best_effort and (owed or not urgent) else urgent
         if not pool:
             return None
         best = min(pool, key=self._key)
         self._since_best_effort = 0 if best.source.best_effort else self._since_best_effort + 1
         return best.source
+
+    def _in_turn(self, pool: list[_Head]) -> list[_Head]:
+        """
+        The heads of *pool* whose turn it is.
+
+        Decided: queues of relegated requests and of best effort take turns. In a long overload
+        relegated requests alone would fill the capacity that regular work leaves.
+        """
+        relegated = [head for head in pool if head.source.kind is SourceKind.RELEGATED]
+        if not 0 < len(relegated) < len(pool):
+            return pool
+        is_relegated, self._is_relegated_next = self._is_relegated_next, not self._is_relegated_next
+        return [head for head in pool if (head in relegated) is is_relegated]
 
     def inbox(self, now: UnixTime) -> Source | None:
         """The instance's own inbox, unless it seems empty: no other instance polls it."""

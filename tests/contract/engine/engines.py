@@ -188,11 +188,15 @@ def vllm_rig(
 
 async def kill_cores(engine: VllmEngine) -> None:
     """Kill the engine cores of *engine*; the host survives."""
-    cores = [pid for pid in group_members(engine.host_pid or 0) if is_engine_core(pid)]
+    assert engine.host_pid is not None
+    cores = [pid for pid in group_members(engine.host_pid) if is_engine_core(pid)]
     assert cores
     for pid in cores:
         with suppress(ProcessLookupError):  # the process has ended meanwhile
             os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(10):
+        while any(is_engine_core(pid) for pid in group_members(engine.host_pid)):
+            await asyncio.sleep(0.01)
 
 
 def vllm_policy_rig(directory: Path) -> EngineRig:

@@ -227,3 +227,21 @@ def test_a_replacement_with_a_name_that_exists_changes_nothing(rig: Rig):
 
     assert rig.registry.resolve(MODEL).base == MODEL
     assert rig.registry.resolve(OTHER).base == OTHER
+
+
+async def test_a_name_is_seen_while_the_file_is_being_read(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other threads ask for names while the process reads the changed file."""
+    read, answers = ModelRegistry.of_file, list[bool]()
+
+    def read_slowly(path: Path, content: bytes) -> ModelRegistry:
+        monkeypatch.setattr(ModelRegistry, "of_file", read)
+        answers.append(rig.watch.sees(NEW))
+        return read(path, content)
+
+    monkeypatch.setattr(ModelRegistry, "of_file", read_slowly)
+    await rig.write(new=rig.like_first(NEW))
+
+    assert answers == [True]
+    assert rig.steps.taken == [("add", NEW)]

@@ -99,6 +99,23 @@ def test_relegated_work_counts_as_best_effort():
     assert next_of(order_of(source("relegated", 0.0, SourceKind.RELEGATED)), room=False) is None
 
 
+def test_relegated_work_and_best_effort_take_turns():
+    relegated = source("relegated", 0.0, SourceKind.RELEGATED)
+    order = order_of(relegated, source("batch", math.inf), source("lane", 100))
+
+    pulls = [next_of(order) for _ in range(32)]
+
+    assert [queue for queue in pulls if queue != "lane"] == ["relegated", "batch"] * 2
+
+
+def test_the_turn_of_an_empty_queue_goes_to_the_other():
+    relegated = source("relegated", 0.0, SourceKind.RELEGATED)
+    order = order_of(relegated, source("batch", math.inf))
+    order.empty("relegated", NOW)
+
+    assert [next_of(order) for _ in range(3)] == ["batch"] * 3
+
+
 def test_the_last_deadline_seen_is_used_for_the_next():
     order = order_of(source("one", 10), source("other", 12))
     order.pulled("one", NOW + 13)
