@@ -5,14 +5,17 @@ import contextlib
 from typing import TypeAlias
 
 from shared.broker import topology
-from shared.broker.protocol import Broker, HeaderValue, OutMessage
+from shared.broker.protocol import Broker, OutMessage
 from shared.broker.retry import send_best_effort
 from shared.contracts.base import InstanceId, Seconds, encode
 from shared.contracts.errors import BrokerUnavailableError, MessageTooLargeError
 from shared.contracts.requests import RunStarted, TokenChunk, TokensEmitted
+from shared.contracts.stored import RunsStarted, StoredStart
 
 _Chunks: TypeAlias = dict[tuple[str, int], TokenChunk]
 """Run and index of the answer -> the answer's new tokens."""
+STARTS_PERIOD_S: Seconds = 0.25
+"""Time for which starts of runs are gathered for the store."""
 
 
 class Outbox:
@@ -30,25 +33,36 @@ class Outbox:
         self._period_s = period_s
         self._pending: dict[str, list[OutMessage | _Chunks]] = {}
         """Reply destination -> messages in order."""
+        self._starts: list[StoredStart] = []
         self._hurried: set[str] = set()
         """Destinations whose messages are sent before the end of the period."""
         self._wake = asyncio.Event()
         self._sending = asyncio.Lock()
         """Held while messages are sent, so that the messages of a destination stay in order."""
 
-    def run_started(
-        self, reply_to: str, started: RunStarted, headers: dict[str, HeaderValue] | None = None
-    ) -> None:
+    def run_started(self, reply_to: str, started: RunStarted) -> None:
         """Send that a run has begun, before its tokens."""
         message = OutMessage(
             body=encode(started),
             kind="run.started.v1",
             correlation_id=started.request_id,
             persistent=False,
-            headers=headers or {},
         )
         self._pending.setdefault(reply_to, []).append(message)
         self.hurry(reply_to)
+
+    def stored_run_started(self, start: StoredStart) -> None:
+        """Add a start to those that `send_stored_starts` sends to the store."""
+        self._starts.append(start)
+
+    async def send_stored_starts(self) -> None:
+        """Send the gathered starts to the store; called every `STARTS_PERIOD_S`."""
+        if not self._starts:
+            return
+        starts, self._starts = self._starts, []
+        started = RunsStarted(instance_id=self._instance_id, starts=tuple(starts))
+        message = OutMessage(body=encode(started), kind="runs.started.v1", persistent=False)
+        await send_best_effort(self._broker, topology.REPLIES, topology.STORED, message)
 
     def add_tokens(self, reply_to: str, chunk: TokenChunk) -> None:
         """Add tokens of a run to the next batch for the run's reply destination."""

@@ -24,9 +24,7 @@ from services.agent.backends.base import (
 from services.agent.call_answer import CallAnswer, CallText
 from services.agent.outbox import Outbox
 from services.agent.servable import ServableModels
-from shared.broker import topology
 from shared.broker.finals import stored_for
-from shared.broker.protocol import HeaderValue
 from shared.contracts.base import InstanceId, RequestId, RunId, Seconds, UnixTime
 from shared.contracts.ends import end_with_tokens, end_without_token
 from shared.contracts.errors import ContractError, EngineError, MeshError, NotActiveError
@@ -39,6 +37,7 @@ from shared.contracts.requests import (
     Tokens,
 )
 from shared.contracts.routing import Prefill
+from shared.contracts.stored import StoredStart
 from shared.contracts.telemetry import Capability
 from shared.runtime.clock import Clock
 from shared.runtime.tasks import poll_until
@@ -382,24 +381,24 @@ class Runs:
 
     def _send_start(self, run: Run) -> None:
         """Send the start of a run, if the producer reads a stream or the store keeps the final."""
-        tenant = stored_for(run.request)
-        if run.stream_to is None and tenant is None:
+        request, now = run.request, self._clock.now()
+        if (tenant := stored_for(request)) is not None:
+            self._outbox.stored_run_started(
+                StoredStart(tenant=tenant, request_id=request.request_id, at=now)
+            )
+        if run.stream_to is None:
             return
         offsets = run.answer.offsets
         started = RunStarted(
-            request_id=run.request.request_id,
+            request_id=request.request_id,
             run_id=run.run_id,
-            hop=run.request.attempts.hop,
+            hop=request.attempts.hop,
             instance_id=self._instance_id,
             offset=offsets[0] if offsets else 0,
-            at=self._clock.now(),
+            at=now,
             offsets=offsets if len(offsets) > 1 else (),
         )
-        if run.stream_to is not None:
-            self._outbox.run_started(run.stream_to, started)
-        if tenant is not None:
-            headers: dict[str, HeaderValue] = {topology.TENANT_HEADER: tenant}
-            self._outbox.run_started(topology.STORED, started, headers)
+        self._outbox.run_started(run.stream_to, started)
 
     def _text_of(self, request: QueuedRequest) -> AnswerText | None:
         """Decoder of the answer's text; None if the producer and the engine make the text."""

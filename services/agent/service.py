@@ -14,7 +14,7 @@ from services.agent.backends.base import EngineBackend
 from services.agent.backends.registry import BACKENDS, REMOTE, MakeEngine, create_backend
 from services.agent.control import HANDLERS, Context
 from services.agent.metrics import AgentMetrics
-from services.agent.outbox import Outbox
+from services.agent.outbox import STARTS_PERIOD_S, Outbox
 from services.agent.recording import Begin, Recording
 from services.agent.reporting import Reporter
 from services.agent.servable import ServableModels, servable_entries
@@ -206,6 +206,9 @@ class Agent:
             for name, work in {
                 "watch": self._watch(stopped),
                 "outbox": self._outbox.work(stopped),
+                "stored starts": every(
+                    STARTS_PERIOD_S, self._outbox.send_stored_starts, stop=stopped
+                ),
                 "report": every(settings.status_period_s, self._report, stop=stopped),
                 "inbox": every(INBOX_PERIOD_S, self._declare_inbox, stop=stopped),
                 "follow-registry": self._watch_registry.follow(stop),

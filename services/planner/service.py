@@ -248,7 +248,7 @@ class _Planner:
             "tenants": msgspec.to_builtins(policies.state),
             "store": state_of(store),
         }
-        self._repeat("grouper.notices", NOTICE_PERIOD_S, grouper.send_owed_notices)
+        self._repeat("grouper.notices", NOTICE_PERIOD_S, grouper.placement.send_owed_notices)
         self._repeat("grouper.expiry", EXPIRY_PERIOD_S, expiry.end_due)
         if routing is not None:
             self._start_routing(routing)

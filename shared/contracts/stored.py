@@ -4,7 +4,7 @@ from enum import Enum
 
 from msgspec import UNSET, Raw, UnsetType
 
-from shared.contracts.base import InstanceId, Message, RequestId, TenantId, UnixTime
+from shared.contracts.base import InstanceId, Message, RequestId, TenantId, UnixTime, Value
 from shared.contracts.requests import ErrorInfo
 
 
@@ -23,6 +23,21 @@ class RequestState(Enum):
     def is_end(self) -> bool:
         """True if the request has a final."""
         return self not in {RequestState.QUEUED, RequestState.RUNNING}
+
+
+class StoredStart(Value, frozen=True, kw_only=True):
+    """A run of a request whose final the store keeps has begun."""
+
+    tenant: TenantId
+    request_id: RequestId
+    at: UnixTime
+
+
+class RunsStarted(Message, frozen=True, kw_only=True, tag="runs.started.v1"):
+    """Starts of runs on an instance since its last message; a lost message is not repeated."""
+
+    instance_id: InstanceId
+    starts: tuple[StoredStart, ...]
 
 
 class RequestAsked(Message, frozen=True, kw_only=True, omit_defaults=True, tag="request.asked.v1"):

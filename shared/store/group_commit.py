@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
+from shared.contracts.base import Seconds
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -18,6 +20,7 @@ class GroupCommit(Generic[Item, Result]):
 
     Args:
         write: Writes items in one transaction and returns the result of each, in order.
+        gather_s: Time for which the first item of a group waits for others.
         max_items: Maximum number of items of a transaction.
     """
 
@@ -25,9 +28,11 @@ class GroupCommit(Generic[Item, Result]):
         self,
         write: Callable[[Sequence[Item]], Awaitable[Sequence[Result]]],
         *,
+        gather_s: Seconds = 0.0,
         max_items: int = MAX_ITEMS,
     ) -> None:
         self._write = write
+        self._gather_s = gather_s
         self._max_items = max_items
         self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
         self._writer: asyncio.Task[None] | None = None
@@ -48,6 +53,8 @@ class GroupCommit(Generic[Item, Result]):
     async def _write_all(self) -> None:
         try:
             while self._waiting:
+                if self._gather_s and len(self._waiting) < self._max_items:
+                    await asyncio.sleep(self._gather_s)
                 number = min(len(self._waiting), self._max_items)
                 group = [self._waiting.popleft() for _ in range(number)]
                 await self._write_group(group)

@@ -28,7 +28,7 @@ from shared.store.migrating import check_schema
 from shared.store.objects.batches import BatchRows
 from shared.store.objects.responses import ResponseRows
 from shared.store.objects.webhooks import DeliveryRows
-from shared.store.requests import RequestRows
+from shared.store.requests.rows import RequestRows
 from shared.store.schema import leases, schema_info
 from shared.store.settings import StoreSettings
 

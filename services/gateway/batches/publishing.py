@@ -23,7 +23,7 @@ from shared.contracts.requests import RequestFailed
 from shared.runtime.clock import Clock
 from shared.store.ids import line_request_id
 from shared.store.objects.batches import StoredBatch
-from shared.store.requests import Asked, Ended
+from shared.store.requests.records import Asked, Ended
 from shared.store.settings import StoreSettings
 from shared.store.store import Store
 from solver.storage.pace import due_at

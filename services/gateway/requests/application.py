@@ -11,7 +11,7 @@ from services.gateway.state import Gateway
 from shared.contracts.base import RequestId
 from shared.contracts.errors import ContractError
 from shared.contracts.tenants.keys import Scope
-from shared.store.requests import StoredRequest
+from shared.store.requests.records import StoredRequest
 
 log = structlog.get_logger()
 _ID = re.compile(r"[\x21-\x7e]{1,128}")

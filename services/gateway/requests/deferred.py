@@ -19,7 +19,7 @@ from shared.contracts.errors import (
 )
 from shared.contracts.ingress import CallRequest, InferenceRequest
 from shared.producer.outstanding import ID_CONFLICT
-from shared.store.requests import Asked, StoredRequest
+from shared.store.requests.records import Asked, StoredRequest
 from shared.store.store import Store
 
 LOCATION = "/v1/requests/{}"

@@ -10,8 +10,8 @@ from services.gateway.replies import Renderer, headway_of, with_headway
 from services.gateway.shapes import BY_PATH
 from shared.contracts.base import UnixTime, encode
 from shared.contracts.requests import RequestCompleted
-from shared.store.request_status import final_of, state_of
-from shared.store.requests import StoredRequest
+from shared.store.requests.records import StoredRequest
+from shared.store.requests.status import final_of, state_of
 
 
 class RequestObject(msgspec.Struct, frozen=True, kw_only=True):

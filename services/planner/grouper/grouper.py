@@ -15,23 +15,23 @@ import structlog
 from services.planner.grouper.admission import check_admission
 from services.planner.grouper.expiry import Expiry
 from services.planner.grouper.intake import Intake, request_id_of
+from services.planner.grouper.placement import Placement, check_end
 from services.planner.grouper.refusals import dead_letter, error_info
 from services.planner.grouper.stored.claims import RETRY_S as CLAIM_RETRY_S
 from services.planner.grouper.stored.claims import Claims, IdConflictError
 from services.planner.grouper.stored.replies import REFUSAL_HEADER
 from services.planner.grouper.tenants import TenantGate
-from services.planner.queued import held_for_s, hold, queued_message
+from services.planner.queued import held_for_s, hold
 from services.planner.routed.routing import Routing
 from services.planner.settings import GrouperSettings
 from services.planner.state import GrouperState, identity
 from shared.broker import topology
 from shared.broker.finals import publish_final, stored_for
-from shared.broker.protocol import Broker, Delivery, OutMessage, PublishOutcome, Settlement
-from shared.broker.retry import publish_until_confirmed
+from shared.broker.protocol import Broker, Delivery, OutMessage, Settlement
 from shared.broker.work_queues import WorkQueues
-from shared.contracts.base import Decoder, RequestId, Seconds, TenantId, UnixTime, encode
+from shared.contracts.base import Decoder, RequestId, Seconds, TenantId, encode
 from shared.contracts.control import QueuesRetired, QueuesRetiring
-from shared.contracts.ends import DEADLINE_EXPIRED, expiration_s, expired_error, nearest_end
+from shared.contracts.ends import DEADLINE_EXPIRED
 from shared.contracts.errors import (
     CapacityError,
     ContractError,
@@ -42,20 +42,18 @@ from shared.contracts.errors import (
     TransientError,
 )
 from shared.contracts.estimates import Profile
-from shared.contracts.lanes import LaneKey, inbox_name
 from shared.contracts.plans import LanesForecast
 from shared.contracts.requests import Final, QueuedRequest, RequestFailed, StoredWork
 from shared.contracts.telemetry import LanesObserved, RequestObserved
 from shared.contracts.tenants.policies import RateLimitedError, TenantsState
 from shared.runtime.clock import Clock
-from shared.store.requests import Claim, ClaimOutcome
+from shared.store.requests.records import Claim, ClaimOutcome
 from solver.planning.forecast import LATE_PROBABILITY, late_with
 from solver.scheduling.window import tokens_needed
 
 log = structlog.get_logger()
 _decode_queued: Decoder[QueuedRequest] = Decoder(QueuedRequest)
 _decode_final: Decoder[Final] = Decoder(Final)
-NOTICE_SPACING_S = 0.01
 UNKNOWN_MODEL_PERIOD_S: Seconds = 0.1
 """Time between two attempts to find the model of a request in the registry."""
 OUTSTANDING_MEMORY_S = 6 * 3600.0
@@ -100,7 +98,11 @@ class Grouper:
         claims: Claims | None = None,
     ) -> None:
         self._claims = claims or Claims(store=None, holder=sender)
-        self._routing = routing
+        self.routing = routing
+        """Chooses an instance for each request; None if instances pull all requests."""
+        self.placement = Placement(
+            broker=broker, queues=queues, state=state, clock=clock, routing=routing
+        )
         self.expiry = expiry
         self.tenants = tenants
         self._broker = broker
@@ -111,8 +113,6 @@ class Grouper:
         self._sender = sender
         self._incarnation = incarnation
         self.queues = queues
-        self._noticed_at: dict[str, float] = {}
-        self._owed_notices: set[str] = set()
         self._under_way: dict[str, asyncio.Event] = {}
         self._num_waiting = 0
         """Number of requests that wait for their model."""
@@ -185,7 +185,7 @@ class Grouper:
                 self.state.recent[key] = None
         await delivery.settle(Settlement.ACK)
         if queue is not None:
-            await self._notify(queue)
+            await self.placement.notify(queue)
 
     @asynccontextmanager
     async def _turn(self, key: str) -> AsyncIterator[None]:
@@ -212,7 +212,6 @@ class Grouper:
         Raises:
             ContractError: Something else was asked under this id.
         """
-        queue = None
         async with self._turn(identity(request.tenant, request.request_id)):
             try:
                 claim = await self._claims.claim(request, stored)
@@ -221,7 +220,7 @@ class Grouper:
                 claim = Claim(outcome=ClaimOutcome.BUSY)
             match claim.outcome:
                 case ClaimOutcome.CLAIMED:
-                    queue = await self._put_claimed(request, stored)
+                    await self._put_claimed(request, stored)
                 case ClaimOutcome.JOINED:
                     log.info("request.joined", request_id=request.request_id)
                 case ClaimOutcome.ENDED if claim.final is not None:
@@ -232,12 +231,10 @@ class Grouper:
                 case _:
                     await hold(self._broker, request, self._clock.now(), CLAIM_RETRY_S)
         await delivery.settle(Settlement.ACK)
-        if queue is not None:
-            await self._notify(queue)
 
-    async def _put_claimed(self, request: QueuedRequest, stored: StoredWork) -> str | None:
+    async def _put_claimed(self, request: QueuedRequest, stored: StoredWork) -> None:
         """
-        Put or hold the request of a claim.
+        Put or hold the request of a claim, and note in the store that a queue has it.
 
         Raises:
             ContractError: The request has ended.
@@ -249,10 +246,11 @@ class Grouper:
         except MeshError:
             await self._claims.release(request)
             raise
+        if queue is not None:
+            await self.placement.notify(queue)
         wait = self.state.wait_forecast(request, self._clock.now())
         expected_at = None if wait is None else request.grouped_at + wait.mean_s
         await self._claims.grouped(request, expected_at)
-        return queue
 
     async def _put_or_hold(self, request: QueuedRequest) -> str | None:
         """
@@ -266,17 +264,8 @@ class Grouper:
             await hold(self._broker, request, now, left_s)
             self.state.held += 1
             return None
-        self._check_end(request, now)
+        check_end(request, now)
         return await self._put(request)
-
-    @staticmethod
-    def _check_end(
-        request: QueuedRequest, now: UnixTime, place: str = "it was never grouped"
-    ) -> None:
-        end = nearest_end(request)
-        if end.at <= now:
-            info = expired_error(end, arrived_at=request.arrived_at, place=place)
-            raise ContractError(info.message, code=info.code, param=info.param, status=info.status)
 
     async def _accepted(self, delivery: Delivery) -> QueuedRequest:
         """
@@ -326,8 +315,8 @@ class Grouper:
             # Other requests were admitted while this one waited.
             self._check_again(request)
         now, tokens = self._clock.now(), tokens_needed(request)
-        if self._routing is not None:
-            request = self._routing.stamped(request)
+        if self.routing is not None:
+            request = self.routing.stamped(request)
         # Decided once, when the request arrives: later requests of its tenant do not change it.
         above_share = self.state.shares.above_share(request.tenant, tokens)
         # Count before any await: concurrent requests of a burst must see the new total, and the
@@ -335,7 +324,7 @@ class Grouper:
         is_new = self.state.admit(request.request_id, request.tenant, tokens, at=now)
         try:
             await self.expiry.watch(request, request.lane)
-            queue = await (self._overflowed(request) if above_share else self._placed(request))
+            queue = await self.placement.put(request, above_share=above_share)
         except BaseException:  # also when the publish is cancelled: no other code reverts the count
             if is_new:
                 self._finish(request.request_id, request.tenant)
@@ -370,84 +359,6 @@ class Grouper:
         self.state.finish(request_id, tenant)
         if self.tenants is not None:
             self.tenants.ended(tenant, request_id)
-
-    async def _placed(self, request: QueuedRequest) -> str:
-        return await self._routed(request) or await self._laned(request)
-
-    async def _routed(self, request: QueuedRequest) -> str | None:
-        """
-        Publish a request to the inbox of the chosen instance; return None if no instance was
-        chosen.
-        """
-        if self._routing is None:
-            return None
-        left_s = expiration_s(request, self._clock.now())
-        try:
-            async with asyncio.timeout(left_s):
-                instance_id = await self._routing.place(request)
-        except TransientError:
-            raise
-        except TimeoutError:
-            place = "it waited for its turn to be sent to an instance"
-            self._check_end(request, nearest_end(request).at, place)
-            raise
-        except Exception:  # a bug in routing only sends the request to its lane
-            log.exception("routing.broken", request_id=request.request_id)
-            return None
-        if instance_id is None:
-            return None
-        inbox, message = inbox_name(instance_id), queued_message(request, self._clock.now())
-        outcome = await publish_until_confirmed(self._broker, topology.LANES, inbox, message)
-        if outcome is not PublishOutcome.CONFIRMED:
-            log.info("inbox.closed", instance_id=instance_id, request_id=request.request_id)
-            return None
-        self.state.routed_at[instance_id] = self._clock.now()
-        return inbox
-
-    async def _laned(self, request: QueuedRequest) -> str:
-        queue = LaneKey.parse(request.lane).queue_name
-        predicted_wait = self.state.wait_forecast(request, self._clock.now())
-        with self.state.entry(request.lane):
-            await self._publish(
-                queue, msgspec.structs.replace(request, predicted_wait=predicted_wait)
-            )
-        return queue
-
-    async def _overflowed(self, request: QueuedRequest) -> str:
-        """
-        Publish a request above its tenant's share to the overflow queue instead of routing it.
-        """
-        queue = LaneKey.parse(request.lane).overflow_name
-        await self._publish(queue, request)
-        return queue
-
-    async def _publish(self, queue: str, request: QueuedRequest) -> None:
-        outcome = await self.queues.publish(queue, queued_message(request, self._clock.now()))
-        if outcome is not PublishOutcome.CONFIRMED:
-            raise TransientError(f"lane {queue} did not accept the request: {outcome.value}")
-
-    async def _notify(self, queue: str) -> None:
-        """
-        Notify agents that *queue* is not empty, at most once per `NOTICE_SPACING_S`.
-
-        A notice that comes too soon is sent later by `send_owed_notices`.
-        """
-        now = self._clock.now()
-        if now - self._noticed_at.get(queue, 0.0) < NOTICE_SPACING_S:
-            self._owed_notices.add(queue)
-            return
-        await self._notice(queue, now)
-
-    async def _notice(self, queue: str, now: float) -> None:
-        self._noticed_at[queue] = now
-        self._owed_notices.discard(queue)
-        await self.queues.notify(queue)
-
-    async def send_owed_notices(self) -> None:
-        """Send the notices that `_notify` has delayed."""
-        now = self._clock.now()
-        for queue in tuple(self._owed_notices):
-            await self._notice(queue, now)
 
     async def _refuse(self, delivery: Delivery, error: MeshError) -> None:
         info = error_info(error)
@@ -485,17 +396,10 @@ class Grouper:
                 headers={REFUSAL_HEADER: "true"},
             )
 
-    @property
-    def routing(self) -> Routing | None:
-        """
-        Routing, which chooses an instance for each request; None if instances pull all requests.
-        """
-        return self._routing
-
     def on_ended(self, observed: RequestObserved) -> None:
         """Handle the end of a request: reduce its tenant's share, and learn its prompt length."""
-        if self._routing is not None:
-            self._routing.on_ended(observed)
+        if self.routing is not None:
+            self.routing.on_ended(observed)
         self.expiry.on_observed(observed)
         self._finish(observed.request_id, observed.tenant)
         self._intake.learn(observed)
@@ -503,8 +407,8 @@ class Grouper:
     def on_profile(self, profile: Profile) -> None:
         """Store a profile from the estimator: costs of an engine, and a model's answer lengths."""
         self._intake.work.learn(profile)
-        if self._routing is not None:
-            self._routing.on_profile(profile)
+        if self.routing is not None:
+            self.routing.on_profile(profile)
 
     def on_forecast(self, forecast: LanesForecast) -> None:
         """Store the leader's forecasts of lanes."""

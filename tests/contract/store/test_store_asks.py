@@ -1,7 +1,8 @@
 """Rows of requests that are made before the requests are published."""
 
 from shared.contracts.base import RequestId, TenantId
-from shared.store.requests import UNENDED_S, Asked, ClaimAsked, Ended
+from shared.store.requests.records import Asked, ClaimAsked, Ended
+from shared.store.requests.rows import UNENDED_S
 from shared.store.store import Store
 from tests.stores import ACME, OTHER, ManualClock
 

@@ -5,8 +5,7 @@ import asyncio
 import msgspec
 
 from shared.contracts.base import InstanceId, RequestId, TenantId
-from shared.store.requests import (
-    CLAIM_S,
+from shared.store.requests.records import (
     Asked,
     Claim,
     ClaimAsked,
@@ -15,6 +14,7 @@ from shared.store.requests import (
     Grouped,
     Started,
 )
+from shared.store.requests.rows import CLAIM_S
 from shared.store.store import Store
 from tests.stores import ACME, NOW, OTHER, ManualClock
 

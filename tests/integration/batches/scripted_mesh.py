@@ -40,7 +40,7 @@ from shared.producer.assembly import CANCELLED
 from shared.runtime.clock import SystemClock
 from shared.store.ids import new_batch_id
 from shared.store.objects.batches import StoredBatch
-from shared.store.requests import Ended
+from shared.store.requests.records import Ended
 from shared.store.settings import StoreSettings
 from shared.store.store import Store
 from tests.stores import ACME, put

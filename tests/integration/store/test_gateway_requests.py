@@ -25,7 +25,7 @@ from shared.contracts.requests import (
 )
 from shared.models.tiny import make_tiny_models
 from shared.store.migrating import migrate
-from shared.store.requests import ClaimAsked, Ended
+from shared.store.requests.records import ClaimAsked, Ended
 from shared.store.settings import StoreSettings
 from shared.store.store import Store
 from tests.brokers import MEMORY, BrokerRig, eventually

@@ -17,7 +17,7 @@ from services.gateway.responses.openapi import response_paths
 from shared.contracts.base import RequestId
 from shared.models.tiny import make_tiny_models
 from shared.store.migrating import migrate
-from shared.store.requests import Asked
+from shared.store.requests.records import Asked
 from shared.store.store import Store
 from tests.brokers import MEMORY, BrokerRig
 from tests.integration.gateway_rig import http_client, running_gateway

@@ -18,7 +18,7 @@ from shared.contracts.base import Decoder, RequestId, TenantId, encode, tag_of
 from shared.contracts.requests import ErrorInfo, RequestFailed
 from shared.contracts.stored import RequestAsked, RequestState, RequestStatus
 from shared.store.migrating import migrate
-from shared.store.requests import Asked, Ended, Started
+from shared.store.requests.records import Asked, Ended, Started
 from shared.store.store import Store
 from tests.brokers import eventually
 from tests.stores import ACME, open_store, place, settings_of

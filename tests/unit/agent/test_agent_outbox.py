@@ -9,14 +9,16 @@ import pytest
 from services.agent.outbox import Outbox
 from shared.broker import topology
 from shared.broker.memory.hub import MemoryHub
-from shared.contracts.base import RequestId, RunId
+from shared.contracts.base import Decoder, RequestId, RunId, TenantId
 from shared.contracts.requests import Reply, RunStarted, TokenChunk, TokensEmitted
+from shared.contracts.stored import RunsStarted, StoredStart
 from tests.agents.rig import I1, REPLY, decode_reply
 from tests.deliveries import UnreliableBroker
 
 pytestmark = pytest.mark.virtual_time
 
 PERIOD_S = 0.5
+decode_starts: Decoder[RunsStarted] = Decoder(RunsStarted)
 
 
 @dataclass
@@ -88,6 +90,20 @@ async def test_start_of_a_run_is_sent_at_once_and_between_the_tokens(rig: Outbox
 
     kinds = [type(each) for each in await rig.after(0.01)]
     assert kinds == [TokensEmitted, RunStarted, TokensEmitted]
+
+
+async def test_starts_for_the_store_are_gathered_into_one_message(rig: OutboxRig):
+    starts = [
+        StoredStart(tenant=TenantId("t"), request_id=RequestId(f"r{n}"), at=1.0) for n in range(3)
+    ]
+    for each in starts:
+        rig.outbox.stored_run_started(each)
+    await rig.outbox.send_stored_starts()
+    await rig.outbox.send_stored_starts()
+
+    assert await rig.broker.ready(topology.STORED) == 1
+    sent = decode_starts((await rig.broker.take(topology.STORED)).body)
+    assert sent == RunsStarted(instance_id=I1, starts=tuple(starts))
 
 
 async def test_hurried_destination_does_not_wait_for_the_period(rig: OutboxRig):

@@ -7,6 +7,8 @@ import pytest
 
 from shared.store.group_commit import GroupCommit
 
+pytestmark = pytest.mark.virtual_time
+
 
 class Writer:
     """Records groups; each transaction waits until the test lets it end."""
@@ -53,6 +55,18 @@ async def test_groups_are_bounded():
 
     assert await asyncio.gather(*tasks) == [0, 10, 20, 30, 40]
     assert [len(group) for group in writer.groups] == [2, 2, 1]
+
+
+async def test_the_first_item_waits_for_others():
+    writer = Writer()
+    writer.may_end = asyncio.Semaphore(2)
+    commits = GroupCommit(writer.write, gather_s=0.05, max_items=3)
+    first = asyncio.create_task(commits.submit(1))
+    await asyncio.sleep(0.04)
+    second = asyncio.create_task(commits.submit(2))
+
+    assert await asyncio.gather(first, second) == [10, 20]
+    assert writer.groups == [[1, 2]]
 
 
 async def test_an_error_reaches_each_caller_of_its_group_alone():

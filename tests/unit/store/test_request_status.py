@@ -6,8 +6,8 @@ import pytest
 
 from shared.contracts.base import RequestId, TenantId
 from shared.contracts.stored import RequestState
-from shared.store.request_status import state_of, status_of
-from shared.store.requests import StoredRequest
+from shared.store.requests.records import StoredRequest
+from shared.store.requests.status import state_of, status_of
 
 
 def a_row(**fields: Any) -> StoredRequest:

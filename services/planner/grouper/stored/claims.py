@@ -10,12 +10,14 @@ from shared.contracts.base import Seconds, UnixTime
 from shared.contracts.errors import ContractError, StoreFullError, StoreUnavailableError
 from shared.contracts.requests import QueuedRequest, StoredWork
 from shared.store.group_commit import GroupCommit
-from shared.store.requests import Claim, ClaimAsked, Grouped, Key
+from shared.store.requests.records import Claim, ClaimAsked, Grouped, Key
 from shared.store.store import Store
 
 log = structlog.get_logger()
 
 MOST_LATE = 256
+GATHER_S: Seconds = 0.05
+"""Time for which marks of queued requests wait for others; nothing waits for a mark."""
 RETRY_S: Seconds = 4.0
 """Time for which a message is held if its id cannot be claimed now."""
 
@@ -53,7 +55,7 @@ class Claims:
         if self.store is not None:
             rows = self.store.requests
             self._claims = GroupCommit(partial(rows.claim, holder=self.holder))
-            self._grouped = GroupCommit(rows.mark_grouped)
+            self._grouped = GroupCommit(rows.mark_grouped, gather_s=GATHER_S)
 
     async def claim(self, request: QueuedRequest, stored: StoredWork) -> Claim:
         """

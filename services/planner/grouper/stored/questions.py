@@ -12,7 +12,7 @@ from shared.contracts.base import Decoder, TenantId, encode, tag_of
 from shared.contracts.errors import ContractError, StoreFullError, StoreUnavailableError
 from shared.contracts.requests import ErrorInfo
 from shared.contracts.stored import RequestAsked, RequestStatus
-from shared.store.request_status import status_of
+from shared.store.requests.status import status_of
 from shared.store.store import Store
 
 log = structlog.get_logger()

@@ -1,7 +1,9 @@
 """Replies of stored work: written to the store, then sent to the reply queues of repeats."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
@@ -16,22 +18,18 @@ from shared.contracts.errors import (
     StoreUnavailableError,
     TransientError,
 )
-from shared.contracts.requests import (
-    Final,
-    Reply,
-    RequestCompleted,
-    RequestFailed,
-    RunStarted,
-    TokensEmitted,
-)
+from shared.contracts.requests import Final, RequestCompleted, RequestFailed
+from shared.contracts.stored import RunsStarted
 from shared.store.group_commit import GroupCommit
-from shared.store.requests import Ended, Kept, Started
+from shared.store.requests.records import Ended, Kept, Started
 from shared.store.store import Store
 
 log = structlog.get_logger()
-_decode: Decoder[Reply] = Decoder(Reply)
+_decode: Decoder[Final | RunsStarted] = Decoder(Final | RunsStarted)
 _decode_final: Decoder[Final] = Decoder(Final)
 COMPLETED = "completed"
+GATHER_S: Seconds = 0.02
+"""Time for which replies wait for others that are written in the same transaction."""
 REFUSAL_HEADER = "headway-refusal"
 """Header, `true`: the request was refused before it was grouped."""
 RETRY_S: Seconds = 0.5
@@ -57,23 +55,20 @@ class StoredReplies:
     store: Store
     stop: asyncio.Event
     _ended: GroupCommit[Ended, Kept] = field(init=False)
-    _started: GroupCommit[Started, None] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._ended = GroupCommit(self.store.requests.end)
-        self._started = GroupCommit(self.store.requests.mark_started)
+        self._ended = GroupCommit(self.store.requests.end, gather_s=GATHER_S)
 
     async def on_reply(self, delivery: Delivery) -> None:
         """Write a reply to the store, pass it on, and settle it."""
         try:
-            tenant = _tenant_of(delivery)
-            reply = _decode(delivery.body)
+            write = self._write_of(delivery)
         except ContractError as error:
             log.error("stored_reply.unreadable", error=str(error))
             await delivery.settle(Settlement.REJECT)
             return
         try:
-            await self._until_stored(tenant, reply, is_refusal=_is_refusal(delivery))
+            await self._until_stored(write)
         except TransientError as error:
             log.warning("stored_reply.deferred", error=str(error))
             await delivery.settle(Settlement.REQUEUE)
@@ -83,7 +78,20 @@ class StoredReplies:
         else:
             await delivery.settle(Settlement.ACK)
 
-    async def _until_stored(self, tenant: TenantId, reply: Reply, *, is_refusal: bool) -> None:
+    def _write_of(self, delivery: Delivery) -> Callable[[], Awaitable[None]]:
+        """
+        What writes a reply to the store; it can be repeated.
+
+        Raises:
+            ContractError: The reply is invalid.
+        """
+        reply = _decode(delivery.body)
+        if isinstance(reply, RunsStarted):
+            return partial(self._mark_started, reply)
+        ended = _ended(_tenant_of(delivery), reply, is_refusal=_is_refusal(delivery))
+        return partial(self._keep, ended)
+
+    async def _until_stored(self, write: Callable[[], Awaitable[None]]) -> None:
         """
         Write a reply, as soon as the store can be used.
 
@@ -95,7 +103,7 @@ class StoredReplies:
         while True:
             try:
                 self.store.require()
-                await self._write(tenant, reply, is_refusal=is_refusal)
+                await write()
             except (StoreUnavailableError, StoreFullError) as error:
                 if self.stop.is_set() or loop.time() > until:
                     raise TransientError(str(error)) from error
@@ -103,20 +111,17 @@ class StoredReplies:
             else:
                 return
 
-    async def _write(self, tenant: TenantId, reply: Reply, *, is_refusal: bool) -> None:
-        match reply:
-            case RunStarted():
-                started = Started(
-                    tenant=tenant,
-                    request_id=reply.request_id,
-                    instance_id=reply.instance_id,
-                    at=reply.at,
-                )
-                await self._started.submit(started)
-            case RequestCompleted() | RequestFailed():
-                await self._keep(_ended(tenant, reply, is_refusal=is_refusal))
-            case TokensEmitted():
-                log.debug("stored_reply.ignored", kind="tokens")
+    async def _mark_started(self, started: RunsStarted) -> None:
+        starts = [
+            Started(
+                tenant=each.tenant,
+                request_id=each.request_id,
+                instance_id=started.instance_id,
+                at=each.at,
+            )
+            for each in started.starts
+        ]
+        await self.store.requests.mark_started(starts)
 
     async def _keep(self, ended: Ended) -> None:
         kept = await self._ended.submit(ended)

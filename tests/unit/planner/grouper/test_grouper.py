@@ -81,8 +81,8 @@ async def test_notices_are_spaced_and_the_last_notice_is_not_dropped(rig: Groupe
         await rig.submit(BODY)
     assert await rig.far.ready(notices) == 1
     rig.clock.advance(0.02)
-    await rig.grouper.send_owed_notices()
-    await rig.grouper.send_owed_notices()
+    await rig.grouper.placement.send_owed_notices()
+    await rig.grouper.placement.send_owed_notices()
     assert await rig.far.ready(notices) == 2
 
 

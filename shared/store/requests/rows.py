@@ -1,172 +1,39 @@
 """
-Rows of requests whose ids mean something: what was asked under an id, and what came back.
+The tables of requests whose ids mean something.
 
 The queue knows what runs; a row has only what a repeat of the id, or a question about it, needs.
 """
 
 from collections.abc import Iterable, Sequence
-from enum import Enum
 from typing import Any
 from uuid import uuid4
 
-import msgspec
-from sqlalchemy import Row, and_, bindparam, delete, func, insert, select, tuple_, update
+from sqlalchemy import Row, Update, and_, bindparam, delete, func, insert, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from shared.contracts.base import InstanceId, RequestId, Seconds, TenantId, UnixTime
+from shared.contracts.base import RequestId, Seconds, TenantId
 from shared.store.database import Database
 from shared.store.leases import Lease, Leases
+from shared.store.requests.records import (
+    Asked,
+    Claim,
+    ClaimAsked,
+    ClaimOutcome,
+    Ended,
+    Grouped,
+    Kept,
+    Key,
+    RequestState,
+    Started,
+    StoredRequest,
+    Waiter,
+)
 from shared.store.schema import requests, waiters
 
 CLAIM_S: Seconds = 30.0
 """Time for which a grouper may put a request into its queue; then another grouper may."""
 UNENDED_S: Seconds = 7 * 24 * 3600.0
 """Time after which a row without a final is deleted: its request was lost or never published."""
-Key = tuple[TenantId, RequestId]
-
-
-class ClaimOutcome(Enum):
-    """What happens to a message under an id."""
-
-    CLAIMED = "claimed"
-    """It is the first one: its request goes into a queue."""
-    JOINED = "joined"
-    """The request is in a queue already; the message's reply queue waits for the final."""
-    ENDED = "ended"
-    """The request has ended; the answer is its final."""
-    CONFLICT = "conflict"
-    """Something else was asked under this id."""
-    BUSY = "busy"
-    """Another grouper puts the request into its queue now, or has failed to: ask again."""
-
-
-class ClaimAsked(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that asks for a request under an id."""
-
-    tenant: TenantId
-    request_id: RequestId
-    digest: str
-    reply_to: str | None
-    kept_s: Seconds
-    model: str
-
-    @property
-    def key(self) -> Key:
-        return self.tenant, self.request_id
-
-
-class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to `ClaimAsked`."""
-
-    outcome: ClaimOutcome
-    final: bytes | None = None
-    """The encoded final reply, if the request has ended."""
-
-
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that is going to be published; its row is made before."""
-
-    tenant: TenantId
-    request_id: RequestId
-    digest: str
-    endpoint: str
-    model: str
-    kept_s: Seconds
-
-    @property
-    def key(self) -> Key:
-        return self.tenant, self.request_id
-
-
-class Grouped(msgspec.Struct, frozen=True, kw_only=True):
-    """A claimed request that a queue has; `expected_at` is None without a forecast."""
-
-    tenant: TenantId
-    request_id: RequestId
-    lane: str
-    expected_at: UnixTime | None
-
-    @property
-    def key(self) -> Key:
-        return self.tenant, self.request_id
-
-
-class Started(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of a request began."""
-
-    tenant: TenantId
-    request_id: RequestId
-    instance_id: InstanceId
-    at: UnixTime
-
-    @property
-    def key(self) -> Key:
-        return self.tenant, self.request_id
-
-
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """A final reply of a request."""
-
-    tenant: TenantId
-    request_id: RequestId
-    outcome: str
-    """`completed`, or the code of the error."""
-    final: bytes
-    at: UnixTime
-    is_refusal: bool = False
-    """True if the request was refused before it was grouped."""
-
-    @property
-    def key(self) -> Key:
-        return self.tenant, self.request_id
-
-
-class Waiter(msgspec.Struct, frozen=True, kw_only=True):
-    """A reply queue that gets the final of a request."""
-
-    id: str
-    reply_to: str
-
-
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """The final of a request as the store keeps it, and the reply queues that wait for it."""
-
-    final: bytes | None
-    """The first final; None if the request has no row."""
-    waiters: tuple[Waiter, ...] = ()
-
-
-class RequestState(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a request is."""
-
-    has_started: bool
-    outcome: str | None
-    """`completed`, or the code of the error; None until the end."""
-
-
-class StoredRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the table `requests`; its columns have comments in `shared.store.schema`."""
-
-    tenant: TenantId
-    id: RequestId
-    digest: str
-    is_asked: bool
-    endpoint: str | None
-    model: str | None
-    created_at: UnixTime
-    claimed_by: str | None
-    claimed_until: UnixTime | None
-    grouped_at: UnixTime | None
-    lane: str | None
-    expected_at: UnixTime | None
-    instance_id: str | None
-    started_at: UnixTime | None
-    runs: int
-    ended_at: UnixTime | None
-    outcome: str | None
-    final: bytes | None
-    kept_s: Seconds
-    expires_at: UnixTime
 
 
 class RequestRows:
@@ -220,7 +87,6 @@ class RequestRows:
             asked: The messages.
             holder: Name of this grouper.
         """
-        now = self._database.now
         rows = [_values(each) | {"is_asked": False, "claimed_by": holder} for each in asked]
         async with self._database.write() as connection:
             made = await self._inserted(
@@ -228,36 +94,40 @@ class RequestRows:
             )
             others = sorted(each.key for each in asked if each.key not in made)
             known = await self._locked(connection, others)
-            time = float((await connection.execute(select(now))).scalar_one())
             claims = {key: Claim(outcome=ClaimOutcome.CLAIMED) for key in made}
             joined, taken = [], []
             for each in asked:
                 if each.key in made:
                     continue
-                claim = _claim(each, known.get(each.key), holder, time)
+                claim = _claim(each, known.get(each.key), holder)
                 claims[each.key] = claim
                 if claim.outcome is ClaimOutcome.CLAIMED:
                     taken.append(each)
                 elif claim.outcome is ClaimOutcome.JOINED and each.reply_to is not None:
                     joined.append(_waiter(each, each.reply_to))
-            for each in taken:
-                await connection.execute(
-                    update(requests)
-                    .where(_is(each.key))
-                    .values(
-                        claimed_by=holder,
-                        claimed_until=now + CLAIM_S,
-                        digest=each.digest,
-                        final=None,
-                        outcome=None,
-                        ended_at=None,
-                        grouped_at=None,
-                        expires_at=now + UNENDED_S,
-                    )
-                )
+            if taken:
+                keys_taken = [_given(each.key) | {"to_digest": each.digest} for each in taken]
+                await connection.execute(self._take(holder), keys_taken)
             if joined:
                 await connection.execute(insert(waiters), joined)
         return [claims[each.key] for each in asked]
+
+    def _take(self, holder: str) -> Update:
+        """The statement by which *holder* takes rows, as they were when they were made."""
+        return (
+            update(requests)
+            .where(_is_given())
+            .values(
+                claimed_by=holder,
+                claimed_until=self._database.now + CLAIM_S,
+                digest=bindparam("to_digest"),
+                final=None,
+                outcome=None,
+                ended_at=None,
+                grouped_at=None,
+                expires_at=self._database.now + UNENDED_S,
+            )
+        )
 
     async def mark_grouped(self, grouped: Sequence[Grouped]) -> list[None]:
         """Note that queues have these requests: repeats of their ids wait for their finals."""
@@ -449,11 +319,14 @@ class RequestRows:
     async def _locked(
         self, connection: AsyncConnection, keys: Sequence[Key]
     ) -> dict[Key, Row[Any]]:
-        """The rows of *keys*, which no other transaction changes until the end of this one."""
+        """
+        The rows of *keys* with the time as `read_at`; no other transaction changes them until the
+        end of this one.
+        """
         if not keys:
             return {}
         query = (
-            select(requests)
+            select(requests, self._database.now.label("read_at"))
             .where(tuple_(requests.c.tenant, requests.c.id).in_(keys))
             .order_by(requests.c.tenant, requests.c.id)
             .with_for_update()
@@ -475,11 +348,11 @@ class RequestRows:
         return requests.c.expires_at > self._database.now
 
 
-def _claim(asked: ClaimAsked, row: Row[Any] | None, holder: str, now: UnixTime) -> Claim:
+def _claim(asked: ClaimAsked, row: Row[Any] | None, holder: str) -> Claim:
     """Decide about a message whose id had a row already; None if it was deleted since."""
     if row is None:
         return Claim(outcome=ClaimOutcome.BUSY)
-    if row.expires_at <= now:
+    if row.expires_at <= row.read_at:
         return Claim(outcome=ClaimOutcome.CLAIMED)
     if row.digest != asked.digest:
         return Claim(outcome=ClaimOutcome.CONFLICT)
@@ -487,7 +360,7 @@ def _claim(asked: ClaimAsked, row: Row[Any] | None, holder: str, now: UnixTime) 
         return Claim(outcome=ClaimOutcome.ENDED, final=bytes(row.final))
     if row.grouped_at is not None:
         return Claim(outcome=ClaimOutcome.JOINED)
-    is_free = row.claimed_by in {None, holder} or row.claimed_until <= now
+    is_free = row.claimed_by in {None, holder} or row.claimed_until <= row.read_at
     return Claim(outcome=ClaimOutcome.CLAIMED if is_free else ClaimOutcome.BUSY)
 
 

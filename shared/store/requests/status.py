@@ -5,7 +5,7 @@ from msgspec import UNSET, Raw
 from shared.contracts.base import Decoder, InstanceId
 from shared.contracts.requests import Final
 from shared.contracts.stored import RequestState, RequestStatus
-from shared.store.requests import StoredRequest
+from shared.store.requests.records import StoredRequest
 
 _decode: Decoder[Final] = Decoder(Final)
 
