@@ -181,7 +181,7 @@ class AnswerStream:
         self._details += output.details
         self.cached_tokens = self.cached_tokens or output.cached_tokens
         self.finish_reason = FinishReason.STOP if stopped else output.finish_reason
-        if self.finish_reason is not None and self.request.input_lengths:
+        if self.finish_reason is not None and self.request.pools:
             self.first_token_at = now  # the whole answer comes at once
         if self.finish_reason is not None and self._text is not None:
             text += self._text.end()

@@ -18,9 +18,12 @@ from shared.contracts.requests import ApiCall, PromptText
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 """Endpoints of vLLM's API that generate answers."""
+EMBEDDINGS = "/v1/embeddings"
+SERVED_ENDPOINTS = (*ENDPOINTS, EMBEDDINGS)
+"""Endpoints of calls that engines of the mesh answer."""
 PASSED_ENDPOINTS = (
-    *ENDPOINTS,
-    *("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/embeddings", "/v2/embed"),
+    *SERVED_ENDPOINTS,
+    *("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v2/embed"),
     *("/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
 )
 """Endpoints of vLLM's API whose bodies are passed to servers that others run."""
@@ -71,7 +74,7 @@ class CallBody(Struct, frozen=True, kw_only=True):
     """What happens to the request at its deadline."""
 
 
-def check_endpoint(endpoint: str, supported: Sequence[str] = ENDPOINTS) -> None:
+def check_endpoint(endpoint: str, supported: Sequence[str] = SERVED_ENDPOINTS) -> None:
     """
     Check that *endpoint* is supported.
 
@@ -172,6 +175,7 @@ class CallSize:
     prompt_tokens: int
     """Number of token ids of all prompts."""
     num_prompts: int
+    """Number of prompts, or of inputs of a pooling model."""
     num_answers: int
     max_tokens: int | None
     """Limit of each answer; None: the rest of the context."""
@@ -180,6 +184,8 @@ class CallSize:
 def call_size(call: ApiCall) -> CallSize:
     """The sizes that the body of *call* states; fields that are invalid count as missing."""
     body = msgspec.json.decode(call.body, type=_Sized)
+    if call.endpoint == EMBEDDINGS:
+        return _size_of_inputs(_inputs(body))
     prompts = _prompts(body.prompt)
     texts = [each for each in prompts if isinstance(each, str)]
     messages = [
@@ -200,6 +206,29 @@ def call_size(call: ApiCall) -> CallSize:
         num_answers=max(1, len(prompts)) * (_positive(body.n) or 1),
         max_tokens=next((limit for limit in map(_positive, limits) if limit), default),
     )
+
+
+def _size_of_inputs(inputs: list[Any]) -> CallSize:
+    """Sizes of a call to a pooling model, which has one answer for all inputs."""
+    num_bytes = sum(map(_num_bytes, inputs))
+    parts = [part for each in inputs if isinstance(each, list) for part in each]
+    num_messages = sum(isinstance(part, dict) for part in parts)
+    return CallSize(
+        text=PromptText(num_bytes=num_bytes, num_messages=num_messages) if num_bytes else None,
+        prompt_tokens=sum(isinstance(part, int) for part in parts),
+        num_prompts=max(1, len(inputs)),
+        num_answers=1,
+        max_tokens=None,
+    )
+
+
+def _inputs(body: _Sized) -> list[Any]:
+    """The inputs of a pooling model: texts, lists of token ids, or conversations."""
+    inputs = body.input if body.messages is None else body.messages
+    if not isinstance(inputs, list):
+        return [] if inputs is None else [inputs]
+    is_single = all(isinstance(each, int | dict) for each in inputs)
+    return [inputs] if is_single else inputs
 
 
 def _prompts(prompt: Any) -> list[Any]:

@@ -1,17 +1,31 @@
 """Requests to pooling models, which make vectors or scores of their inputs."""
 
+from typing import Any
+
+import msgspec
+
+from shared.api.calls import EMBEDDINGS
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import InferenceRequest
 from shared.contracts.models import ModelEntry
-from shared.contracts.requests import Sampling
+from shared.contracts.requests import ApiCall, Sampling
 
 MAX_INPUTS = 2048
 """Maximum number of inputs of one request."""
+MAX_UNIT_VALUES = 1 << 21
+"""Maximum count of numbers in the output of one request, whose final a broker must accept."""
 NO_SAMPLING = Sampling(max_tokens=1, temperature=0.0, ignore_eos=True)
 """
 Sampling of requests that generate nothing. One token is the smallest limit; `ignore_eos` keeps
 these answers out of the lengths that the estimator learns.
 """
+
+_BINARY = ("bytes", "bytes_only")
+"""Values of `encoding_format` for which the response is not JSON."""
+
+
+class _Encoded(msgspec.Struct, frozen=True):
+    encoding_format: Any = None
 
 
 def check_task(body: InferenceRequest, entry: ModelEntry) -> None:
@@ -23,17 +37,56 @@ def check_task(body: InferenceRequest, entry: ModelEntry) -> None:
             pools.
     """
     if entry.pools and not body.input_lengths:
-        raise ContractError(
-            f"{entry.name} generates no text, since its task is {entry.task}; it serves the "
-            "pooling routes of a gateway with vLLM, e.g. /v1/embeddings",
-            code="unsupported_task",
-            param="model",
-        )
+        raise _generates_no_text(entry, "model")
     if body.input_lengths and not entry.pools:
         raise ContractError(
             f"{entry.name} generates text and pools no inputs",
             code="unsupported_task",
             param="model",
+        )
+
+
+def check_call_task(endpoint: str, entry: ModelEntry, *, param: str = "model") -> None:
+    """
+    Check that a model of the mesh's own engines performs the task of a call.
+
+    Args:
+        endpoint: Endpoint of the call.
+        entry: The model.
+        param: Field that names the model.
+
+    Raises:
+        ContractError: The call asks for embeddings of a model with another task than `embed`, or
+            for text of a model that pools.
+    """
+    if endpoint != EMBEDDINGS:
+        if entry.pools:
+            raise _generates_no_text(entry, param)
+    elif entry.task != "embed":
+        raise ContractError(
+            f"{entry.name} makes no embeddings, since its task is {entry.task}; {EMBEDDINGS} needs "
+            "a model with the task embed",
+            code="unsupported_task",
+            param=param,
+        )
+
+
+def check_call_inputs(call: ApiCall, num_inputs: int) -> None:
+    """
+    Check a call to a pooling model, before vLLM's application reads it.
+
+    Raises:
+        ContractError: There are too many inputs, or the response would not be JSON.
+    """
+    if num_inputs > MAX_INPUTS:
+        raise too_many_inputs(num_inputs)
+    encoding = msgspec.json.decode(call.body, type=_Encoded).encoding_format
+    if encoding in _BINARY:
+        raise ContractError(
+            f"encoding_format {encoding} is supported over HTTP only, since a message has a "
+            "response in JSON: must be float or base64",
+            code="unsupported_parameter",
+            param="encoding_format",
         )
 
 
@@ -66,4 +119,13 @@ def too_many_inputs(number: int) -> ContractError:
         f"the request has {number} inputs; at most {MAX_INPUTS} are allowed",
         code="too_many_inputs",
         param="input",
+    )
+
+
+def _generates_no_text(entry: ModelEntry, param: str) -> ContractError:
+    return ContractError(
+        f"{entry.name} generates no text, since its task is {entry.task}; it serves the "
+        f"pooling routes of a gateway with vLLM, e.g. {EMBEDDINGS}",
+        code="unsupported_task",
+        param=param,
     )

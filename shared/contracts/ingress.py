@@ -109,7 +109,7 @@ class CallRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     endpoint: str
-    """Path of the endpoint in vLLM's API; see `shared.api.calls.ENDPOINTS`."""
+    """Path of the endpoint in vLLM's API; see `shared.api.calls.SERVED_ENDPOINTS`."""
     body: Raw
     """Body for the endpoint, a JSON object."""
     model: Annotated[str, Meta(min_length=1, max_length=256)] | None = None

@@ -111,6 +111,8 @@ class ApiCall(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Options of the stream, for servers that stream the answer themselves."""
     plain: bool = False
     """True if the producer sent a prompt or messages: the final then has text and no response."""
+    pools: bool = False
+    """True if a pooling model of the mesh makes the response: at once, without tokens."""
 
 
 class ReplyMode(Enum):
@@ -268,7 +270,7 @@ class QueuedRequest(
     input_lengths: tuple[int, ...] = ()
     """
     Number of tokens of each input, whose tokens `prompt` has in order, if the model pools; empty if
-    it generates.
+    it generates, and for calls.
     """
     expires_at: UnixTime | None = None
     """Time at which the request ends, wherever it is; None: never. See `shared.contracts.ends`."""
@@ -281,6 +283,11 @@ class QueuedRequest(
     @property
     def num_answers(self) -> int:
         return 1 if self.call is None else self.call.num_answers
+
+    @property
+    def pools(self) -> bool:
+        """True if the model pools: the answer has no tokens and comes at once."""
+        return bool(self.input_lengths) or (self.call is not None and self.call.pools)
 
     @property
     def answer_tokens(self) -> int:

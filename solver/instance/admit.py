@@ -54,7 +54,7 @@ def begin(instance: InstanceState, held: Held, now: UnixTime) -> Iterator[Comman
         room_tokens=run.room_tokens,
         # Checkpoint the runs that may lose their KV to interactive work, as ConServe does for
         # harvested requests.
-        checkpointed=not held.request.input_lengths
+        checkpointed=not held.request.pools
         and (held.checkpointed or slo.qos_class is not QosClass.INTERACTIVE),
     )
 

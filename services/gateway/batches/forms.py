@@ -12,6 +12,7 @@ from services.gateway.replies import Renderer
 from services.gateway.routes import TEXT_ENDPOINTS
 from services.gateway.shapes import CHAT, COMPLETIONS
 from shared.api.calls import CallBody, CallFields, call_body, call_fields
+from shared.api.pooling import check_call_task
 from shared.contracts.base import RequestId, TenantId, UnixTime
 from shared.contracts.errors import ContractError, ModelNotReadyError
 from shared.contracts.ingress import CallRequest, InferenceRequest
@@ -20,7 +21,6 @@ from shared.contracts.qos import Importance, Slo
 from shared.contracts.requests import RequestCompleted
 from shared.models.registry import ModelRegistry
 
-EMBEDDINGS = "/v1/embeddings"
 _RENDERED = dict(zip(TEXT_ENDPOINTS, (CHAT, COMPLETIONS), strict=True))
 """Endpoint of the light front -> how its answers are rendered."""
 
@@ -79,21 +79,8 @@ class CallForms:
         """As for `LineForms`."""
         body = _checked(fields)
         entry = _entry(self._registry, body.model)
-        if entry is None or entry.takes_bodies:
-            return
-        if entry.pools:
-            raise ContractError(
-                f"{body.model} pools in an engine of the mesh, and batches serve {EMBEDDINGS} for "
-                f"models of attached servers: send the request to {EMBEDDINGS} itself",
-                code="unsupported_task",
-                param="body.model",
-            )
-        if endpoint == EMBEDDINGS:
-            raise ContractError(
-                f"{body.model} generates text and makes no embeddings",
-                code="unsupported_task",
-                param="body.model",
-            )
+        if entry is not None and not entry.takes_bodies:
+            check_call_task(endpoint, entry, param="body.model")
 
     def message(self, line: BatchLine, terms: LineTerms) -> CallRequest | InferenceRequest:
         """As for `LineForms`."""

@@ -10,7 +10,6 @@ from itertools import chain
 import msgspec
 import structlog
 from vllm import SamplingParams
-from vllm.config import ModelConfig
 from vllm.exceptions import GracefulHTTPError
 from vllm.tasks import SupportedTask
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
@@ -303,11 +302,3 @@ def _ingress(call: Call) -> InferenceRequest:
         on_late=call.ends.on_late,
         clamped=call.clamped,
     )
-
-
-def vector_width(model_config: ModelConfig) -> int:
-    """Largest length of the vectors that a pooling model makes; 0 for other models."""
-    if model_config.runner_type != "pooling":
-        return 0
-    num_labels = getattr(model_config.hf_config, "num_labels", 0)
-    return max(int(model_config.embedding_size), int(num_labels))

@@ -23,6 +23,7 @@ from services.engine_core.application import TASKS, model_application
 from services.engine_core.engine_client import EngineClient, Fail
 from services.engine_core.media import ImageReads, current_reads
 from services.engine_core.models import import_architectures
+from services.engine_core.pooling import vector_width
 from services.engine_core.serve_arguments import serve_arguments
 from services.gateway.door import ROUTES, Door, authorization, peer_of
 from services.gateway.errors import error_body, error_headers, error_info
@@ -30,7 +31,7 @@ from services.gateway.models import model_list, model_object
 from services.gateway.pass_through import PassThrough
 from services.gateway.state import Gateway
 from services.gateway.usage import usage
-from services.gateway.vllm.core_client import MeshCoreClient, vector_width
+from services.gateway.vllm.core_client import MeshCoreClient
 from services.gateway.vllm.openapi import openapi_document
 from shared.contracts.base import ModelName, UnixTime
 from shared.contracts.errors import MeshError

@@ -3,19 +3,15 @@
 from collections.abc import Iterable, Sequence
 
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
-from vllm.v1.engine import FinishReason as EngineFinish
 
-from services.engine_core.encoding import decode_output
-from shared.api.pooling import MAX_INPUTS, too_many_inputs
+from services.engine_core.pooling import num_values, pooled_output
+from shared.api.pooling import MAX_INPUTS, MAX_UNIT_VALUES, too_many_inputs
 from shared.contracts.errors import ContractError
 from shared.contracts.requests import RequestCompleted
 from shared.producer.effects import NewTokens
 
 MAX_UNIT_TOKENS = 1 << 18
-MAX_UNIT_VALUES = 1 << 21
-"""Limits of the tokens and of the numbers in one unit, whose messages a broker must accept."""
-_BY_TOKEN = ("token_embed", "token_classify")
-"""Tasks whose output has one vector for each token."""
+"""Limit of the tokens in one unit, whose message a broker must accept."""
 
 
 class PooledInputs:
@@ -44,13 +40,10 @@ class PooledInputs:
             raise ContractError(
                 f"the engine {final.engine} makes no vectors", code="no_vectors", status=501
             )
-        outputs = [
-            decode_output(step.parts, request_id)
+        return [
+            pooled_output(step, request_id)
             for step, request_id in zip(final.details, self.request_ids, strict=True)
         ]
-        for output in outputs:
-            output.finish_reason = EngineFinish.STOP
-        return outputs
 
 
 def units_of(
@@ -73,7 +66,8 @@ def units_of(
     units: list[list[EngineCoreRequest]] = [[]]
     tokens = values = 0
     for request in requests:
-        own_tokens, own_values = _size(request, width)
+        own_tokens = len(request.prompt_token_ids or ())
+        own_values = num_values(request, width=width)
         if own_values > MAX_UNIT_VALUES:
             raise ContractError(
                 f"the output of an input of {own_tokens} tokens has {own_values} numbers; at most "
@@ -88,10 +82,3 @@ def units_of(
             tokens, values = own_tokens, own_values
         units[-1].append(request)
     return [tuple(unit) for unit in units]
-
-
-def _size(request: EngineCoreRequest, width: int) -> tuple[int, int]:
-    """Tokens of an input, and numbers in its output."""
-    tokens = len(request.prompt_token_ids or ())
-    by_token = request.pooling_params is not None and request.pooling_params.task in _BY_TOKEN
-    return tokens, width * (tokens if by_token else 1)

@@ -16,6 +16,7 @@ from shared.api.calls import (
     forwarded,
     stream_options,
 )
+from shared.api.pooling import check_call_inputs, check_call_task
 from shared.api.unsupported import WITHOUT_EFFECT
 from shared.contracts.base import Decoder
 from shared.contracts.checks import IngressLimits
@@ -142,6 +143,22 @@ def asked_call(request: CallRequest, limits: IngressLimits) -> Asked:
         clamped=request.clamped,
     )
     return Asked(of_mesh, msgspec.structs.replace(call, num_answers=size.num_answers), size)
+
+
+def served_call(call: ApiCall, size: CallSize, entry: ModelEntry) -> ApiCall:
+    """
+    The call for an engine of the mesh with the model *entry*.
+
+    Raises:
+        ContractError: Engines of the mesh do not answer the endpoint, the model does not perform
+            its task, or a pooling model cannot answer the body in one message.
+    """
+    check_endpoint(call.endpoint)
+    check_call_task(call.endpoint, entry)
+    if not entry.pools:
+        return call
+    check_call_inputs(call, size.num_prompts)
+    return msgspec.structs.replace(call, pools=True)
 
 
 def plain_call(body: InferenceRequest, limits: IngressLimits) -> Asked:

@@ -15,10 +15,11 @@ from services.planner.grouper.calls import (
     call_sampling,
     plain_call,
     refuse_beside_body,
+    served_call,
     with_model,
 )
 from services.planner.settings import GrouperSettings
-from shared.api.calls import ENDPOINTS, CallSize, check_endpoint
+from shared.api.calls import SERVED_ENDPOINTS, CallSize
 from shared.api.digests import body_digest
 from shared.api.pooling import NO_SAMPLING, check_inputs, check_task
 from shared.api.unsupported import UnsupportedFields, refuse_unsupported
@@ -208,12 +209,13 @@ class Intake:
         entry = self.registry.entry(model.base)
         if entry.takes_bodies and asked.call is None:
             asked = plain_call(body, limits)
-        call = asked.call
-        if call is not None and not entry.takes_bodies:
-            check_endpoint(call.endpoint)
+        call, size = asked.call, asked.size
+        if call is None or size is None or entry.takes_bodies:
+            check_task(body, entry)
+        else:
+            call = served_call(call, size, entry)
         if call is not None and model.name != body.model:
             call = msgspec.structs.replace(call, body=with_model(call.body, model.name))
-        check_task(body, entry)
         arrived_at = now if body.arrived_at is None else min(now, body.arrived_at)
         if body.not_before is not None:
             arrived_at = max(arrived_at, body.not_before)  # targets count from this time
@@ -221,8 +223,8 @@ class Intake:
         tenant = self._tenant(delivery, body)
         allowed = self._granted(body, tenant, arrived_at, begins_at)
         slo = allowed.slo.at_once if entry.pools else allowed.slo
-        prompt_tokens = self._prompt_tokens(body, asked.size, entry)
-        sampling = self._sampling(body, asked.size, entry, prompt_tokens)
+        prompt_tokens = self._prompt_tokens(body, size, entry)
+        sampling = self._sampling(body, size, entry, prompt_tokens)
         deadline_at = slo.planning_deadline_at(arrived_at)
         request = QueuedRequest(
             request_id=request_id,
@@ -336,7 +338,7 @@ class Intake:
         """The request in a delivery, in one of its three forms."""
         probe = _decode_probe(delivery.body)
         if probe.payload is not None:
-            if self.settings.calls_of_items and probe.endpoint in ENDPOINTS:
+            if self.settings.calls_of_items and probe.endpoint in SERVED_ENDPOINTS:
                 return asked_call(call_of_item(delivery.body), self.settings.limits)
             return Asked(self._item(delivery))
         _check_targets(delivery.body)
@@ -370,7 +372,8 @@ class Intake:
     ) -> Sampling:
         """Sampling of a request, with a seed if it is random."""
         if entry.pools:
-            check_inputs(body, entry)
+            if size is None:
+                check_inputs(body, entry)
             return NO_SAMPLING
         if size is not None:
             sampling = call_sampling(size, entry=entry, prompt_tokens=prompt_tokens)
@@ -398,6 +401,8 @@ class Intake:
         # answer nor refuse the request.
         limits = self.settings.limits
         answer = body.max_completion_tokens or body.max_tokens or limits.default_max_tokens
+        if entry.pools:
+            answer = 0
         num_prompts = 1 if size is None else size.num_prompts
         return min(predicted, num_prompts * max(1, entry.max_model_len - answer))
 

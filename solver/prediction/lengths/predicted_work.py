@@ -42,7 +42,7 @@ class PredictedWork:
         Predicted number of tokens of the answers to *request*, at most the request's limit; 0 if
         the model pools.
         """
-        if request.input_lengths:
+        if request.pools:
             return 0
         limit = request.sampling.max_tokens
         if request.sampling.ignore_eos:

@@ -16,8 +16,11 @@ from services.agent.backends.base import EngineCall, EngineOutput, EngineRequest
 from services.agent.backends.settings import VllmSettings
 from services.agent.backends.vllm.front.backend import VllmEngine
 from services.agent.call_answer import CallAnswer
+from shared.api.calls import EMBEDDINGS
 from shared.contracts.base import ModelName, RequestId, RunId
 from shared.contracts.requests import ApiCall, Progress, Sampling
+from shared.models.registry import ModelRegistry
+from shared.models.tiny import TINY_POOLING_MODELS, make_tiny_models
 from tests.contract.engine.engines import LLAMA, tiny_entries, vllm_rig
 from tests.queued import a_request
 
@@ -25,6 +28,9 @@ Response = dict[str, Any]
 CHANGING = ("id", "created", "created_at", "completed_at", "item_id", "call_id")
 """Fields that differ between two responses to one body."""
 SEED = 11
+EMBED = ModelName("tiny-embed")
+DIMENSIONS = [8, 32]
+"""Lengths to which vectors may be cut."""
 
 _ids = count()
 
@@ -59,7 +65,11 @@ class CallRig:
         Args:
             cut_after: Number of new tokens of all answers after which the run is aborted.
         """
-        api = ApiCall(endpoint=endpoint, body=msgspec.Raw(self._encoded(body)))
+        api = ApiCall(
+            endpoint=endpoint,
+            body=msgspec.Raw(self._encoded(body)),
+            pools=endpoint == EMBEDDINGS,
+        )
         queued = a_request(prompt=None, call=api, progress=Progress(children=children))
         answer = CallAnswer(queued)
         answer.resume(None)
@@ -112,9 +122,25 @@ class CallRig:
         return json.dumps({"model": self.model} | body).encode()
 
 
+def embedding_models(directory: Path) -> Path:
+    """
+    Registry of `EMBED` alone, whose vectors may be cut to `DIMENSIONS`.
+
+    The model is made in *directory*.
+    """
+    registry = make_tiny_models(directory, models={EMBED: TINY_POOLING_MODELS[EMBED]})
+    path = directory / EMBED / "config.json"
+    config = json.loads(path.read_text()) | {"matryoshka_dimensions": DIMENSIONS}
+    path.write_text(json.dumps(config))
+    return registry
+
+
 @asynccontextmanager
 async def call_rig(directory: Path) -> AsyncIterator[CallRig]:
-    """An engine with a parser of tool calls, and with compact JSON."""
+    """
+    An engine of a model with a parser of tool calls and with compact JSON; `EMBED` is another model
+    of the engine.
+    """
     vllm_rig(directory)  # skips or fails without vLLM
     base = next(each for each in tiny_entries(directory, weights=True) if each.name == LLAMA)
     # Without this setting models with random weights write whitespace without end.
@@ -122,7 +148,8 @@ async def call_rig(directory: Path) -> AsyncIterator[CallRig]:
     entry = msgspec.structs.replace(
         base, tool_parser="hermes", engine_args={"structured_outputs_config": grammars}
     )
-    engine = VllmEngine((entry,), VllmSettings(log_path=str(directory / "vllm.log")))
+    embed = ModelRegistry.load(embedding_models(directory / "pooling")).entry(EMBED)
+    engine = VllmEngine((entry, embed), VllmSettings(log_path=str(directory / "vllm.log")))
     try:
         await engine.start()
         await engine.activate(LLAMA)

@@ -1,18 +1,26 @@
 """vLLM's application in an engine host renders calls and answers them, also across evictions."""
 
+import asyncio
+import base64
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import pytest_asyncio
 
+from shared.api.calls import EMBEDDINGS
 from shared.contracts.errors import ContractError
-from shared.contracts.requests import FinishReason
+from shared.contracts.requests import FinishReason, Progress
 from tests.contract.calls.call_cases import CASES, CHAT, COMPLETIONS, MESSAGES, TALK, TOOL
-from tests.contract.calls.call_engines import CallRig, call_rig
+from tests.contract.calls.call_engines import EMBED, CallRig, Response, call_rig
+from tests.contract.engine.engines import kill_cores
+from tests.contract.pooling.pooling_engines import PoolingRig, Vector
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
+INPUTS = [[10, 11, 12], [20, 21], [10, 11, 12]]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -109,3 +117,110 @@ async def test_aborted_call_leaves_nothing_in_the_engine(rig: CallRig):
     await rig.settled()
 
     assert rig.engine.snapshot().running == 0
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def embedder(rig: CallRig) -> CallRig:
+    """The engine, on which the pooling model is active for the rest of the module."""
+    await rig.settled()
+    await rig.engine.activate(EMBED)
+    return CallRig(rig.engine, EMBED)
+
+
+def vectors_in(response: Response) -> Vector:
+    return np.array([each["embedding"] for each in response["data"]], np.float32)
+
+
+def close(one: Vector, other: Vector) -> bool:
+    return bool(np.allclose(one, other, rtol=0, atol=1e-5))
+
+
+async def test_embeddings_are_the_vectors_of_the_engine(embedder: CallRig):
+    engine = PoolingRig(embedder.engine, partial(kill_cores, embedder.engine))
+    expected = await engine.vectors(*map(tuple, INPUTS))
+    answer = await embedder.ask(EMBEDDINGS, {"input": INPUTS})
+    assert answer.response is not None
+    response = json.loads(answer.response)
+
+    assert close(vectors_in(response), expected)
+    assert [each["index"] for each in response["data"]] == [0, 1, 2]
+    assert answer.prompt_tokens == response["usage"]["prompt_tokens"] == 8
+    assert (answer.num_tokens, answer.finish_reason) == (0, FinishReason.STOP)
+
+
+async def test_embeddings_of_text_and_of_conversations_count_their_tokens(embedder: CallRig):
+    for body in ({"input": ["one", "two and a half"]}, {"messages": TALK}):
+        answer = await embedder.ask(EMBEDDINGS, body)
+        assert answer.response is not None
+
+        assert answer.prompt_tokens == json.loads(answer.response)["usage"]["prompt_tokens"] > 1
+
+
+async def test_embeddings_in_base64_are_those_in_numbers(embedder: CallRig):
+    body = {"input": INPUTS}
+    expected = vectors_in(await embedder.response(EMBEDDINGS, body))
+    packed = await embedder.response(EMBEDDINGS, body | {"encoding_format": "base64"})
+    rows = [np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in packed["data"]]
+
+    assert close(np.array(rows), expected)
+
+
+async def test_embeddings_are_cut_to_the_dimensions(embedder: CallRig):
+    whole = vectors_in(await embedder.response(EMBEDDINGS, {"input": INPUTS}))
+    cut = vectors_in(await embedder.response(EMBEDDINGS, {"input": INPUTS, "dimensions": 8}))
+
+    assert cut.shape == (3, 8)
+    assert close(cut, whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True))
+
+
+async def test_embeddings_are_made_again_in_the_next_run(embedder: CallRig):
+    """An input has no progress, whatever an earlier run has reported."""
+    children = (Progress(finish_reason=FinishReason.STOP),)
+    expected = vectors_in(await embedder.response(EMBEDDINGS, {"input": INPUTS}))
+
+    assert close(
+        vectors_in(await embedder.response(EMBEDDINGS, {"input": INPUTS}, children)), expected
+    )
+
+
+async def test_aborted_embeddings_leave_nothing_in_the_engine(embedder: CallRig):
+    many = [[10 + number] * 200 for number in range(300)]
+    running = asyncio.create_task(embedder.outputs(EMBEDDINGS, {"input": many}, ()))
+    async with asyncio.timeout(30):
+        while not embedder.engine.snapshot().running:
+            await asyncio.sleep(0.01)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await embedder.settled()
+    again = vectors_in(await embedder.response(EMBEDDINGS, {"input": INPUTS}))
+
+    assert again.shape == (3, 128)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": []}, None),
+        ({"input": "word " * 5000}, "input_tokens"),
+        ({"input": [[10, 10**6]]}, None),
+        ({"input": INPUTS, "dimensions": 9}, None),
+        ({"input": INPUTS, "encoding_format": "none"}, "body.encoding_format"),
+    ],
+    ids=["no input", "too long", "unknown token", "other dimensions", "unknown encoding"],
+)
+async def test_invalid_embeddings_are_refused_as_vllm_does(
+    embedder: CallRig, body: dict[str, Any], param: str | None
+):
+    with pytest.raises(ContractError) as refused:
+        await embedder.ask(EMBEDDINGS, body)
+
+    assert (refused.value.status, refused.value.param) == (400, param)
+    assert len(vectors_in(await embedder.response(EMBEDDINGS, {"input": INPUTS}))) == 3
+
+
+async def test_pooling_model_has_no_route_for_text(embedder: CallRig):
+    with pytest.raises(ContractError) as refused:
+        await embedder.ask(COMPLETIONS, {"prompt": "x"})
+
+    assert refused.value.status == 404

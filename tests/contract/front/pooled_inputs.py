@@ -12,7 +12,7 @@ from services.engine_core.encoding import decode_requests, encode_output
 from services.gateway.call import Call, current
 from services.gateway.vllm import pooled_inputs
 from services.gateway.vllm.core_client import MeshCoreClient
-from shared.api.pooling import MAX_INPUTS
+from shared.api.pooling import MAX_INPUTS, MAX_UNIT_VALUES
 from shared.contracts.base import InstanceId, ModelName, RequestId, RunId, TenantId
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import InferenceRequest
@@ -215,7 +215,7 @@ async def test_client_that_leaves_during_the_publish_cancels_all_inputs(front: F
 
 
 def test_units_are_bounded_by_their_tokens_and_their_output() -> None:
-    tokens, values = pooled_inputs.MAX_UNIT_TOKENS, pooled_inputs.MAX_UNIT_VALUES
+    tokens, values = pooled_inputs.MAX_UNIT_TOKENS, MAX_UNIT_VALUES
     half = [pooling_request(f"{n}", tokens // 2) for n in range(4)]
     few = [pooling_request(f"{n}", 1) for n in range(3)]
     by_token = [pooling_request(f"{n}", 100, "token_embed") for n in range(3)]

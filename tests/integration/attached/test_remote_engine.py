@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
 from ops.engine_runs import generate
@@ -334,6 +335,34 @@ async def test_capabilities_say_what_a_server_lacks() -> None:
         for refused in (bodies.warm(MODEL), bodies.cool(MODEL), bodies.preempt_now()):
             with pytest.raises(UnsupportedError):
                 await refused
+
+
+class _Host:
+    """An engine host that takes no requests."""
+
+    async def attach(self, *_: object) -> None: ...
+
+    def detach(self, _url: str) -> None: ...
+
+
+@pytest.mark.parametrize("is_call", [True, False])
+async def test_pooling_model_that_takes_tokens_is_refused(*, is_call: bool) -> None:
+    """Servers compute pooled inputs from bodies only."""
+    entry = msgspec.structs.replace(TOKENS, task="embed")
+    call = EngineCall(endpoint="/v1/embeddings", body=b'{"input":"a"}', seed=1)
+    payload = EnginePayload(version="0.32.0", parts=(b"x",))
+    given: dict[str, Any] = {"input_lengths": (3,), "payload": payload}
+    fields = {"prompt": (), "call": call} if is_call else given
+    async with OpenAiServer().serving() as url:
+        host: Any = _Host()
+        engine = RemoteEngine([entry], RemoteSettings(url=url), host)
+        try:
+            await engine.start()
+            await engine.activate(MODEL)
+            with pytest.raises(UnsupportedError, match="set `takes`"):
+                engine.submit(tokens_request(Sampling(max_tokens=1), **fields))
+        finally:
+            await engine.close()
 
 
 async def test_encoded_requests_are_refused() -> None:

@@ -232,7 +232,7 @@ class RemoteEngine(AnsweringBackend):
         self._streams.submitted(request.request_id, len(request.prompt))
 
     def _submit_to_host(self, request: EngineRequest, host: TokenHost) -> None:
-        if request.input_lengths:
+        if self._entry.pools:
             raise UnsupportedError(
                 "a server of others computes pooled inputs from bodies: set `takes` of the model"
             )

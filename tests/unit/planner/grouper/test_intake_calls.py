@@ -159,7 +159,7 @@ def test_random_answers_get_their_seed_at_ingress(intake: Intake):
 @pytest.mark.parametrize(
     ("body", "endpoint", "fields", "param"),
     [
-        (BODY, "/v1/embeddings", {}, "endpoint"),
+        (BODY, "/v1/embeddings", {}, "model"),
         (BODY, "/tokenize", {}, "endpoint"),
         ([], CHAT, {}, None),
         ({"messages": MESSAGES}, CHAT, {}, "model"),

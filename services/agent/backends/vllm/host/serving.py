@@ -6,16 +6,14 @@ from itertools import count
 import structlog
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from services.agent.backends.base import EngineCall, EngineRequest
+from services.agent.backends.base import EngineCall
+from services.agent.backends.vllm.host.built_runs import EngineRun, built_run
 from services.agent.backends.vllm.host.calls.applications import Applications
 from services.agent.backends.vllm.host.calls.call_run import CallRun
 from services.agent.backends.vllm.host.engine import Engine
 from services.agent.backends.vllm.host.engine_store import EngineStore
-from services.agent.backends.vllm.host.pooled_run import PooledRun
 from services.agent.backends.vllm.host.processes.process_trees import engine_bytes
-from services.agent.backends.vllm.host.runs import Run
 from services.agent.backends.vllm.host.servers.attached_servers import AttachedServers
-from services.agent.backends.vllm.shared.core_ids import core_id
 from services.agent.backends.vllm.shared.wire import (
     Abort,
     Activate,
@@ -55,7 +53,7 @@ class EngineHost:
         self._servers = AttachedServers()
         self._loading = asyncio.Lock()
         """Lock: engines are created one at a time, because creation changes the environment."""
-        self._runs: dict[str, Run | PooledRun] = {}
+        self._runs: dict[str, EngineRun] = {}
         self._numbers = count()
         self._pending: list[RunOutput] = []
         self._applications = Applications()
@@ -161,7 +159,13 @@ class EngineHost:
             self._send(RunFailed(request.request_id, "the model has no engine"))
             return
         try:
-            run = await self._built(command, engine)
+            run = await built_run(
+                command,
+                engine,
+                self._numbers,
+                on_output=self._on_output,
+                on_error=self._on_error,
+            )
         except EngineDeadError as error:
             self._report_death(request.model, str(error))
             return
@@ -173,35 +177,6 @@ class EngineHost:
             await run.begin()
         except Exception as error:  # noqa: BLE001 - the front gets every failure of vLLM
             self._on_error(run, error)
-
-    async def _built(self, command: Submit, engine: Engine) -> Run | PooledRun:
-        """
-        The run of *command*, with its checked requests.
-
-        Raises:
-            EngineDeadError: The core died before it reported its tasks.
-            Exception: The request is invalid.
-        """
-        request = command.request
-        if request.input_lengths:
-            names = tuple(self._core_id(request) for _ in request.input_lengths)
-            tasks = await engine.tasks()
-            adapters = [await engine.adapter(command, name) for name in names]
-            with engine.giving_back(*names):
-                inputs = engine.requests.build_pooled(command, names, tasks, adapters)
-            return PooledRun(
-                request, inputs, engine, on_output=self._on_output, on_error=self._on_error
-            )
-        name = self._core_id(request)
-        adapter = await engine.adapter(command, name)
-        with engine.giving_back(name):
-            built, end = engine.requests.build(command, name, adapter)
-        if built is None:
-            engine.give_back(name)
-        return Run(request, built, engine, end, on_output=self._on_output, on_error=self._on_error)
-
-    def _core_id(self, request: EngineRequest) -> str:
-        return core_id(request.request_id, next(self._numbers))
 
     async def _answer(self, command: Submit, call: EngineCall) -> None:
         """Run a call, and send its response."""
@@ -257,7 +232,7 @@ class EngineHost:
             asyncio.get_running_loop().call_soon(self._flush)
         self._pending.append(output)
 
-    def _on_error(self, run: Run | PooledRun | CallRun, error: Exception) -> None:
+    def _on_error(self, run: EngineRun | CallRun, error: Exception) -> None:
         """End *run*, and report its failure or the death of its engine."""
         self._runs.pop(run.run_id, None)
         match error:

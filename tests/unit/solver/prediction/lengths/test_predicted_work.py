@@ -1,9 +1,11 @@
 """Expected length of an answer: a high quantile that is at most the request's limit."""
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.contracts.estimates import OutputTokens, Profile
+from shared.contracts.requests import ApiCall
 from solver.prediction.lengths.predicted_work import UNKNOWN_TOKENS, PredictedWork
 from tests.clocks import NOW
 from tests.queued import MODEL, OTHER, a_request, sampling
@@ -48,8 +50,10 @@ def test_expected_length_respects_the_requests_limit():
 def test_pooled_inputs_have_no_answer():
     work = PredictedWork()
     work.learn(profile(every=400.0))
+    call = ApiCall(endpoint="/v1/embeddings", body=msgspec.Raw(b"{}"), pools=True)
 
     assert work.answer_tokens(request(input_lengths=(4,))) == 0
+    assert work.answer_tokens(request(prompt=None, call=call)) == 0
 
 
 def test_answers_that_ignore_the_end_are_as_long_as_their_limit():

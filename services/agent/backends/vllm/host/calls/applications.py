@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from services.agent.backends.vllm.host.calls.call_core import CallCoreClient, Caller, in_context_of
+from services.engine_core.pooling import vector_width
 from services.engine_core.serve_arguments import serve_arguments
 from shared.contracts.models import ModelEntry
 
@@ -101,7 +102,9 @@ class Applications:
         application, _ = await model_application(
             serve_arguments(entry, entry.names),
             tasks,
-            lambda _config, fail: CallCoreClient(loop, tasks=tasks, fail=fail),
+            lambda config, fail: CallCoreClient(
+                loop, tasks=tasks, width=vector_width(config.model_config), fail=fail
+            ),
         )
         return application
 

@@ -13,9 +13,11 @@ from vllm.tasks import SupportedTask
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core_client import EngineCoreClient
 
-from services.engine_core.encoding import encode_request
+from services.engine_core.encoding import encode_request, encode_requests
 from services.engine_core.engine_client import Fail
+from services.engine_core.pooling import num_values, pooled_output
 from services.engine_core.steps import AnswerSteps
+from shared.api.pooling import MAX_UNIT_VALUES
 from shared.contracts.requests import EnginePayload, FinishReason, StepDetails, Tokens
 from shared.producer.effects import NewTokens
 
@@ -31,6 +33,7 @@ class Answered:
     """A complete answer."""
 
     token_ids: Tokens
+    """Tokens of the answer; none if the model pools."""
     details: tuple[StepDetails, ...]
     finish_reason: FinishReason
     cached_tokens: int
@@ -43,6 +46,8 @@ class Child:
     index: int
     prompt: Tokens
     payload: EnginePayload
+    pools: bool
+    """True for an input of a pooling model; then `payload` is a list of one request."""
     answer: Callable[[Answered], object]
     """Completes the request; may be called from another thread."""
     refuse: Callable[[str], object]
@@ -67,6 +72,8 @@ class _Current:
     caller: Caller
     num_requests: int = 0
     """Number of requests so far, which the application makes in the order of the answers."""
+    num_values: int = 0
+    """Count of numbers in the outputs of all inputs so far, if the model pools."""
 
 
 _current: ContextVar[_Current] = ContextVar("call")
@@ -84,6 +91,7 @@ class CallCoreClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped
     Args:
         loop: Event loop of the application.
         tasks: Kinds of requests that the model serves.
+        width: Length of the vectors that the model makes.
         fail: Ends one request of the application with an error.
     """
 
@@ -92,10 +100,12 @@ class CallCoreClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped
         loop: asyncio.AbstractEventLoop,
         *,
         tasks: tuple[SupportedTask, ...],
+        width: int,
         fail: Fail,
     ) -> None:
         self._loop = loop
         self._supported_tasks = tasks
+        self._width = width
         self._fail = fail
         self._outputs: asyncio.Queue[EngineCoreOutput] = asyncio.Queue()
 
@@ -104,13 +114,15 @@ class CallCoreClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped
         Run *request* for the current call.
 
         Raises:
-            GracefulHTTPError: Engines of the mesh do not take such requests.
+            GracefulHTTPError: The output of a pooling model would be too large.
         """
         current = _current.get()
         index, current.num_requests = current.num_requests, current.num_requests + 1
-        if request.sampling_params is None:
-            raise GracefulHTTPError("only generation is supported", HTTPStatus.BAD_REQUEST)
-        _with_seed(request, current.caller.seed + index)
+        pools = request.pooling_params is not None
+        if pools:
+            self._count(request, current)
+        else:
+            _with_seed(request, current.caller.seed + index)
         if request.cache_salt:  # equal salts of two tenants share no prefixes
             request.cache_salt = f"{current.caller.tenant}/{request.cache_salt}"
         soon = self._loop.call_soon_threadsafe
@@ -118,7 +130,8 @@ class CallCoreClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped
             Child(
                 index=index,
                 prompt=tuple(request.prompt_token_ids or ()),
-                payload=encode_request(request, _NOT_COMPARED),
+                payload=_encoded(request),
+                pools=pools,
                 answer=lambda answer: soon(self._replay, request, answer),
                 refuse=lambda message: soon(self._refuse, request.request_id, message),
             )
@@ -146,11 +159,24 @@ class CallCoreClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped
     def shutdown(self, timeout: float | None = None) -> None:  # vLLM's signature
         """No-op: the engines belong to the host."""
 
+    def _count(self, request: EngineCoreRequest, current: _Current) -> None:
+        """
+        Count the output of an input.
+
+        Raises:
+            GracefulHTTPError: The outputs of the inputs so far have too many numbers.
+        """
+        current.num_values += num_values(request, width=self._width)
+        if current.num_values > MAX_UNIT_VALUES:
+            message = (
+                f"the output of the first {current.num_requests} inputs has {current.num_values} "
+                f"numbers; at most {MAX_UNIT_VALUES} are returned in one message"
+            )
+            raise GracefulHTTPError(message, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+
     def _replay(self, request: EngineCoreRequest, answer: Answered) -> None:
-        steps = AnswerSteps(request)
-        whole = NewTokens(offset=0, token_ids=answer.token_ids, text="", details=answer.details)
         try:
-            outputs = steps.of(whole) + steps.last(answer, cached_tokens=answer.cached_tokens)
+            outputs = _outputs(request, answer)
         except Exception as error:  # damaged details end this request alone
             log.exception("answer.broken", request_id=request.request_id)
             self._fail(request.request_id, error)
@@ -160,6 +186,21 @@ class CallCoreClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped
 
     def _refuse(self, request_id: str, message: str) -> None:
         self._fail(request_id, GracefulHTTPError(message, HTTPStatus.BAD_REQUEST))
+
+
+def _encoded(request: EngineCoreRequest) -> EnginePayload:
+    if request.pooling_params is not None:
+        return encode_requests((request,), _NOT_COMPARED)
+    return encode_request(request, _NOT_COMPARED)
+
+
+def _outputs(request: EngineCoreRequest, answer: Answered) -> list[EngineCoreOutput]:
+    """The outputs of an engine core that has run *request*."""
+    if request.pooling_params is not None:
+        return [pooled_output(step, request.request_id) for step in answer.details]
+    steps = AnswerSteps(request)
+    whole = NewTokens(offset=0, token_ids=answer.token_ids, text="", details=answer.details)
+    return steps.of(whole) + steps.last(answer, cached_tokens=answer.cached_tokens)
 
 
 def _with_seed(request: EngineCoreRequest, seed: int) -> None:

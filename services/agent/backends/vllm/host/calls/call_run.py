@@ -3,17 +3,17 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from http import HTTPStatus
 from itertools import count
 
 import msgspec
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from services.agent.backends.base import EngineCall, EngineRequest
+from services.agent.backends.vllm.host.built_runs import EngineRun, built_run
 from services.agent.backends.vllm.host.calls.applications import Applications
 from services.agent.backends.vllm.host.calls.call_core import Answered, Child
 from services.agent.backends.vllm.host.engine import Engine
-from services.agent.backends.vllm.host.runs import Run
-from services.agent.backends.vllm.shared.core_ids import core_id
 from services.agent.backends.vllm.shared.wire import RunOutput, Submit
 from shared.contracts.base import RequestId
 from shared.contracts.errors import NotActiveError
@@ -24,6 +24,9 @@ class CallRun:
     """
     One run of a call: vLLM's application makes its requests, the engine runs what of their answers
     is missing, and the application makes the response of the answers.
+
+    The inputs of a pooling model are requests also. They have no progress, and their outputs are
+    not reported: one output stands for all of them, before the response.
 
     Args:
         request: The run.
@@ -58,8 +61,10 @@ class CallRun:
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._children: asyncio.Queue[Child] = asyncio.Queue()
-        self._runs: list[Run] = []
+        self._runs: list[EngineRun] = []
         self._last_prompt: tuple[int, ...] = ()
+        self._pooled: RunOutput | None = None
+        """The output that stands for all inputs so far, if the model pools."""
 
     @property
     def seed(self) -> int:
@@ -82,9 +87,12 @@ class CallRun:
         """
         runs = asyncio.create_task(self._run_children(), name="run the answers of a call")
         try:
-            return await applications.respond(
+            status, body = await applications.respond(
                 self._request.model, self._call.endpoint, self._call.body, self
             )
+            if self._pooled is not None and status < HTTPStatus.BAD_REQUEST:
+                self._on_output(self._pooled)
+            return status, body
         finally:
             runs.cancel()
             for run in self._runs:
@@ -95,27 +103,24 @@ class CallRun:
             await self._run_child(await self._children.get())
 
     async def _run_child(self, child: Child) -> None:
-        known = self._call.children
+        known = () if child.pools else self._call.children
         progress = known[child.index] if child.index < len(known) else Progress()
         answer = ChildRun(
-            child, progress, on_output=self._send, on_lost=lambda error: self._on_lost(self, error)
+            child,
+            progress,
+            on_output=self._gather if child.pools else self._send,
+            on_lost=lambda error: self._on_lost(self, error),
         )
-        self._report_prompt(child)
+        if not child.pools:
+            self._report_prompt(child)
         if progress.finish_reason is not None:
             answer.complete(progress.finish_reason)
             return
-        request = self._request_of(child, progress)
-        name = core_id(request.request_id, next(self._numbers))
         try:
-            command = Submit(request, (), self._adapter_path)
-            adapter = await self._engine.adapter(command, name)
-            with self._engine.giving_back(name):
-                built, end = self._engine.requests.build(command, name, adapter)
-            run = Run(
-                request,
-                built,
+            run = await built_run(
+                Submit(self._request_of(child, progress), (), self._adapter_path),
                 self._engine,
-                end,
+                self._numbers,
                 on_output=answer.on_output,
                 on_error=lambda _, error: answer.on_error(error),
             )
@@ -123,6 +128,20 @@ class CallRun:
             await run.begin()
         except Exception as error:  # noqa: BLE001 - the application gets every refusal of vLLM
             answer.on_error(error)
+
+    def _gather(self, child: Child, output: RunOutput) -> None:
+        """Count the output of an input into the one that stands for all inputs."""
+        before = self._pooled or RunOutput(self._request.request_id, ())
+        self._pooled = RunOutput(
+            self._request.request_id,
+            (),
+            FinishReason.STOP.value,
+            before.cached_tokens + output.cached_tokens,
+            # The times of several inputs overlap.
+            output.prefill_s if self._pooled is None else 0.0,
+            child=0,
+            prompt_tokens=before.prompt_tokens + len(child.prompt),
+        )
 
     def _send(self, child: Child, output: RunOutput) -> None:
         """Send an output of a child as one of the call."""
@@ -144,13 +163,15 @@ class CallRun:
             prompt=child.prompt,
             progress=progress.token_ids,
             payload=child.payload,
+            input_lengths=(len(child.prompt),) if child.pools else (),
             call=None,
         )
 
 
 class ChildRun:
     """
-    Collects one answer of a call, which continues after its progress.
+    Collects one answer of a call, which continues after its progress, or the output of one input of
+    a pooling model.
 
     Args:
         child: The request for the answer.
