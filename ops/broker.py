@@ -44,6 +44,7 @@ class PrivateNode:
         settings: Settings of `rabbitmq.conf` beyond the ports; the others have RabbitMQ's defaults.
         advanced: Contents of `advanced.config`: an Erlang term with settings that `rabbitmq.conf`
             does not have.
+        plugins: Names of enabled plugins, of those that the release has.
     """
 
     def __init__(
@@ -53,11 +54,13 @@ class PrivateNode:
         release: Release = SYSTEM,
         settings: Mapping[str, object] = _NO_SETTINGS,
         advanced: str = "[].",
+        plugins: tuple[str, ...] = (),
     ) -> None:
         self._directory = directory.resolve()
         self._release = release
         self._settings = {"disk_free_limit.absolute": "50MB", **settings}
         self._advanced = advanced
+        self._plugins = plugins
         self._state_file = self._directory / "node.json"
         if self._state_file.exists():
             state = json.loads(self._state_file.read_text())
@@ -102,7 +105,7 @@ class PrivateNode:
         if server is None:
             raise SettingsError("rabbitmq-server is not installed")
         self._directory.mkdir(parents=True, exist_ok=True)
-        (self._directory / "enabled_plugins").write_text("[].\n")
+        (self._directory / "enabled_plugins").write_text(f"[{','.join(self._plugins)}].\n")
         (self._directory / "rabbitmq.conf").write_text(
             f"listeners.tcp.local = 127.0.0.1:{self.port}\n"
             + "".join(f"{name} = {value}\n" for name, value in self._settings.items())

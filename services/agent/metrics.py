@@ -10,7 +10,7 @@ from services.agent.backends.base import EngineBackend, EngineSnapshot
 from shared.contracts.control import LsoOutcome
 from shared.contracts.qos import QosClass
 from shared.contracts.telemetry import RequestObserved, Residency
-from shared.runtime.metrics import Series, StateCollector, counter, gauge
+from shared.runtime.metrics import BoundedCounts, Series, StateCollector, counter, gauge
 from solver.instance.instance import Instance
 from solver.instance.views import plan_epoch
 from solver.planning.lso.results import LsoResult
@@ -184,7 +184,9 @@ class AgentMetrics:
         for qos_class in QosClass:
             for series in (self.ttft_s, self.e2e_s, self.attained, self.violated):
                 series.labels(qos_class.value)
+        self.attained_by_tenant, self.violated_by_tenant = BoundedCounts(), BoundedCounts()
         StateCollector(registry, Sources(instance, engine), _series())
+        StateCollector(registry, self, TENANTS)
 
     def finished(self, observed: RequestObserved) -> None:
         """Count a finished request."""
@@ -195,6 +197,10 @@ class AgentMetrics:
         if observed.outcome != CANCELLED:
             verdict = self.attained if observed.attained else self.violated
             verdict.labels(qos_class).inc()
+            self.attained_by_tenant.add(observed.tenant, qos_class, number=int(observed.attained))
+            self.violated_by_tenant.add(
+                observed.tenant, qos_class, number=int(not observed.attained)
+            )
 
     def ended(self, kind: str, result: LsoResult) -> None:
         """Count a finished LLM serving operation."""
@@ -203,3 +209,22 @@ class AgentMetrics:
             self.lso_duration_s.labels(kind).observe(result.duration_s)
         if result.ok:
             self.lso_bytes.labels(kind).inc(result.num_bytes)
+
+
+TENANTS: tuple[Series[AgentMetrics], ...] = (
+    counter(
+        "headway_agent_tenant_slo_attained",
+        "Completed requests that met all of their targets, by tenant",
+        lambda metrics: metrics.attained_by_tenant.samples(),
+        "tenant",
+        "qos_class",
+    ),
+    counter(
+        "headway_agent_tenant_slo_violated",
+        "Requests that missed a target or failed, by tenant; cancelled ones are not counted",
+        lambda metrics: metrics.violated_by_tenant.samples(),
+        "tenant",
+        "qos_class",
+    ),
+)
+"""The first 100 tenants of an agent have counts of their own; later ones count as `other`."""

@@ -60,6 +60,12 @@ class InstanceWatch:
             for name, level in instances.levels.items():
                 yield key, name, level
 
+    def slow(self) -> Iterator[tuple[ProfileKey, InstanceId, bool]]:
+        """Whether the slowness alarm of each instance that has peers is in force."""
+        for key, instances in self._by_profile.items():
+            for name in instances.levels:
+                yield key, name, name in instances.slow
+
 
 async def raise_alarms(broker: Broker, watch: InstanceWatch, now: UnixTime) -> None:
     """Execute one round of alarms: publish raised alarms, and log raised and cleared alarms."""

@@ -90,6 +90,14 @@ SERIES: tuple[Series[EstimatorState], ...] = (
         *(*PROFILE, "instance_id"),
     ),
     gauge(
+        "headway_estimator_instance_slow",
+        "1 while the alarm about the slowness of an instance is in force",
+        lambda state: (
+            ((*key, instance), is_slow) for key, instance, is_slow in state.watch.slow()
+        ),
+        *(*PROFILE, "instance_id"),
+    ),
+    gauge(
         "headway_estimator_latency_residual_ratio",
         "Mean relative error of predicted iteration times; negative if predicted too short",
         _by_profile(lambda learner: _field(learner.latency_calibration.value(), "bias")),

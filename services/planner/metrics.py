@@ -5,10 +5,12 @@ from collections.abc import Awaitable, Callable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from services.planner.grouper.dead_letter_replies import DEAD_LETTER_REASONS
 from services.planner.leader.plan_report import advice_of
 from services.planner.routed.routing import Routing
 from services.planner.state import GrouperState, LeaderState
-from shared.runtime.metrics import Series, StateCollector, counter, gauge
+from shared.contracts.qos import QosClass
+from shared.runtime.metrics import OTHER, Series, StateCollector, counter, gauge
 from solver.prediction.lengths.prompt_lengths import PromptLengths
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -17,7 +19,6 @@ MAX_LANES = 200
 Maximum number of lanes with their own metric series; the lanes with the fewest messages share one
 series.
 """
-OTHER_LANES = "other"
 DEVICE = ("model", "engine", "device")
 
 
@@ -90,7 +91,19 @@ def _bounded(waiting: dict[str, int]) -> list[tuple[tuple[str], int]]:
     )
     bounded = [((queue,), ready) for queue, ready in deepest[:MAX_LANES]]
     if len(deepest) > MAX_LANES:
-        bounded.append(((OTHER_LANES,), sum(ready for _, ready in deepest[MAX_LANES:])))
+        bounded.append(((OTHER,), sum(ready for _, ready in deepest[MAX_LANES:])))
+    return bounded
+
+
+def _longest(unserved_s: dict[str, float]) -> list[tuple[tuple[str], float]]:
+    """
+    One sample for each queue that has been unserved for the longest times, and the longest time of
+    the other queues.
+    """
+    longest = sorted(unserved_s.items(), key=lambda entry: (-entry[1], entry[0]))
+    bounded = [((queue,), time_s) for queue, time_s in longest[:MAX_LANES]]
+    if len(longest) > MAX_LANES:
+        bounded.append(((OTHER,), longest[MAX_LANES][1]))
     return bounded
 
 
@@ -120,6 +133,25 @@ GROUPER: tuple[Series[GrouperState], ...] = (
         "headway_planner_requests_limited",
         "Requests refused above a limit of their tenant",
         lambda state: state.limited,
+    ),
+    counter(
+        "headway_planner_dead_letters",
+        "Dead letters that this grouper has read, by error code or the broker's reason",
+        lambda state: (((reason,), state.dead_letters[reason]) for reason in DEAD_LETTER_REASONS),
+        "reason",
+    ),
+    counter(
+        "headway_planner_request_slo_violated",
+        "Admitted requests that this grouper ended without an answer; instances do not count them",
+        lambda state: (((each.value,), state.violated[each.value]) for each in QosClass),
+        "qos_class",
+    ),
+    counter(
+        "headway_planner_tenant_slo_violated",
+        "Admitted requests that this grouper ended without an answer, by tenant",
+        lambda state: state.violated_by_tenant.samples(),
+        "tenant",
+        "qos_class",
     ),
     gauge(
         "headway_planner_outstanding_tokens",
@@ -229,6 +261,22 @@ ACTIVE_LEADER: tuple[Series[LeaderState], ...] = (
         "headway_planner_lane_requests",
         "Requests that wait in a lane or a companion queue, as known from reports and audits",
         lambda state: _bounded(state.waiting),
+        "lane",
+    ),
+    gauge(
+        "headway_planner_lane_unserved_seconds",
+        "Time for which requests have waited in a lane or a companion queue and none has left it",
+        lambda state: _longest(state.unserved_s),
+        "lane",
+    ),
+    gauge(
+        "headway_planner_lane_deadline_seconds",
+        "Longest time to the deadlines of the requests in a lane with waiting requests, if bounded",
+        lambda state: (
+            (labels, state.deadline_s[labels[0]])
+            for labels, _ in _longest(state.unserved_s)
+            if labels[0] in state.deadline_s
+        ),
         "lane",
     ),
     gauge(

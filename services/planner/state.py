@@ -25,8 +25,10 @@ from shared.contracts.plans import (
     LanesForecast,
     PlanPublished,
 )
+from shared.contracts.qos import QosClass
 from shared.contracts.requests import QueuedRequest, WaitForecast
 from shared.contracts.telemetry import InboxUsed, InstanceStatus, LanesObserved
+from shared.runtime.metrics import BoundedCounts
 from solver.planning.forecast import forecast_now
 from solver.planning.problem.grouping import GroupId
 from solver.planning.problem.queue_counts import QueueCounts, QueueTotal
@@ -62,6 +64,12 @@ class GrouperState:
     """Work queue -> number of requests that the broker has dropped from it at their ends."""
     limited: int = 0
     """Number of refused requests above a limit of their tenant."""
+    dead_letters: Counter[str] = field(default_factory=Counter)
+    """Reason, one of `DEAD_LETTER_REASONS` -> number of dead letters that this grouper has read."""
+    violated: Counter[str] = field(default_factory=Counter)
+    """QoS class -> number of requests that this grouper has ended without an answer."""
+    violated_by_tenant: BoundedCounts = field(default_factory=BoundedCounts)
+    """`violated` by tenant and QoS class."""
     seq: int = 0
     forecasts: dict[str, LaneForecast] = field(default_factory=dict)
     """Forecast of each lane from the leader, for the time `counted_at`."""
@@ -101,6 +109,11 @@ class GrouperState:
             return None
         waited_s = max(0.0, now - request.grouped_at)
         return WaitForecast(mean_s=waited_s + forecast.wait_s, sd_s=forecast.wait_sd_s)
+
+    def missed(self, qos_class: QosClass, tenant: TenantId) -> None:
+        """Count a request that this grouper has ended without an answer."""
+        self.violated[qos_class.value] += 1
+        self.violated_by_tenant.add(tenant, qos_class.value)
 
     @contextmanager
     def entry(self, lane: str) -> Iterator[None]:
@@ -192,6 +205,10 @@ class LeaderState:
     counts: QueueCounts = field(default_factory=QueueCounts)
     waiting: dict[str, int] = field(default_factory=dict)
     """Queue -> number of requests that wait in the queue, as of the current planning round."""
+    unserved_s: dict[str, Seconds] = field(default_factory=dict)
+    """Queue with waiting requests -> time since a request left it; as of the current round."""
+    deadline_s: dict[str, Seconds] = field(default_factory=dict)
+    """Queue in `unserved_s` -> longest time to the deadlines of its requests, if it has a bound."""
     profiles: dict[tuple[str, str, str], Profile] = field(default_factory=dict)
     plans: dict[str, PlanPublished] = field(default_factory=dict)
     places: Mapping[GroupId, tuple[InstanceId, int]] = field(default_factory=dict)

@@ -1,5 +1,6 @@
 """Prometheus metrics that are read from a service's state at each scrape."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -9,6 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 S = TypeVar("S")
+OTHER = "other"
+"""Label value that stands for all values beyond a bound."""
 Samples = float | Iterable[tuple[Sequence[str], float]]
 """
 Samples of one metric: one value without labels, or (label values, value) for each label
@@ -47,6 +50,30 @@ def counter(name: str, help_text: str, read: Callable[[S], Samples], *labels: st
     return Series(name, help_text, read, labels, CounterMetricFamily)
 
 
+class BoundedCounts:
+    """
+    Counts by labels, of which the first is a name that clients choose.
+
+    Args:
+        most: Maximum number of names with counts of their own; later names count as `OTHER`.
+    """
+
+    def __init__(self, most: int = 100) -> None:
+        self._most = most
+        self._names: set[str] = set()
+        self._counts: Counter[tuple[str, ...]] = Counter()
+
+    def add(self, name: str, *labels: str, number: int = 1) -> None:
+        """Add *number* to the count of (*name*, *labels*); 0 exports a count without an event."""
+        if name not in self._names and len(self._names) < self._most:
+            self._names.add(name)
+        self._counts[name if name in self._names else OTHER, *labels] += number
+
+    def samples(self) -> list[tuple[Sequence[str], float]]:
+        """Samples for a `Series`: label values and count."""
+        return [(labels, float(count)) for labels, count in self._counts.items()]
+
+
 class StateCollector(Collector, Generic[S]):
     """
     Collects several metric families from one state.
@@ -66,12 +93,12 @@ class StateCollector(Collector, Generic[S]):
         applies: Callable[[S], bool] = lambda _: True,
     ) -> None:
         self._state = state
-        self._series = series
+        self.series = series
         self._applies = applies
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric family with its current samples."""
         if self._applies(self._state):
-            for each in self._series:
+            for each in self.series:
                 yield each.metric(self._state)

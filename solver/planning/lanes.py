@@ -7,6 +7,9 @@ from shared.contracts.base import ModelName, Seconds
 from shared.contracts.lanes import LaneKey, LaneLayout, relegated_name
 from shared.contracts.qos import Importance
 
+_LANE_PARTS, _RESUME_PARTS = 5, 3
+"""Parts of a queue's name after its kind: layout, model, importance, band, work; see `LaneKey`."""
+
 
 def band_of(time_left_s: Seconds, layout: LaneLayout) -> int:
     """
@@ -37,6 +40,28 @@ def band_lower_edge_s(band: int, layout: LaneLayout) -> Seconds:
     if band == layout.best_effort_band:
         return math.inf
     return 0.0 if band == 0 else layout.first_band_s * layout.band_ratio ** (band - 1)
+
+
+def longest_deadline_s(queue: str, layout: LaneLayout) -> Seconds | None:
+    """
+    Longest time from grouping to deadline of the requests in *queue*, a lane or the queue of
+    evicted requests of a band.
+
+    None if the time has no bound: for best effort, for the last band before it, and for overflow
+    and relegated requests, which wait behind others. Also None for other layouts.
+    """
+    kind, *parts = queue.split(".")
+    if kind == "lane" and len(parts) == _LANE_PARTS:
+        band = parts[3]
+    elif kind == "resume" and len(parts) == _RESUME_PARTS:
+        band = parts[2]
+    else:
+        return None
+    if parts[0] != str(layout.version) or not band.isdecimal():
+        return None
+    if int(band) >= layout.num_bands - 1:
+        return None
+    return layout.first_band_s * layout.band_ratio ** int(band)
 
 
 def work_class_of(work_tokens: float, layout: LaneLayout) -> int:

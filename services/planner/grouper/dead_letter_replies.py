@@ -15,10 +15,12 @@ from shared.contracts.errors import ContractError, TransientError
 from shared.contracts.lanes import is_inbox
 from shared.contracts.requests import ErrorInfo, QueuedRequest, RequestFailed
 from shared.runtime.clock import Clock
+from shared.runtime.metrics import OTHER
 
 log = structlog.get_logger()
 _decode_queued: Decoder[QueuedRequest] = Decoder(QueuedRequest)
 _EXPIRED = "expired"
+_BROKERS_REASON = "x-first-death-reason"
 _CAUSES = {
     "delivery_limit": f"it was delivered more than {topology.DELIVERY_LIMIT} times without an "
     "outcome, because the processes that held it ended",
@@ -26,11 +28,36 @@ _CAUSES = {
     "rejected": "a service could not process it; the service's log has the error",
 }
 """The broker's reason for a dead letter -> what it means here."""
+MESH_REASONS = (
+    *("poison_request", "internal_error", "internal", "undecodable", "server_error"),
+    *("delivery_limit", "maxlen", "rejected"),
+)
+"""Reasons of dead letters whose cause is in the mesh, its engines or its broker."""
+PRODUCER_REASONS = (
+    *("invalid_request", "unsupported_parameter", "slo_impossible", "context_length_exceeded"),
+    *("model_not_found", "model_not_ready", "body_too_large", "message_too_large"),
+    *("over_capacity", "rate_limit_exceeded", "insufficient_quota", "target_not_allowed"),
+    *("id_conflict", "store_not_configured", "engine_refused", "deadline_expired", _EXPIRED),
+)
+"""Reasons of dead letters whose cause is in the requests, or in limits that refuse them."""
+DEAD_LETTER_REASONS = (*MESH_REASONS, *PRODUCER_REASONS, OTHER)
+"""
+All reasons in metrics. The counts of all of them are exported from the start: Prometheus does not
+see the first event of a series that begins with it.
+"""
+
+
+def reason_of(delivery: Delivery) -> str:
+    """The reason of a dead letter in metrics: the code before the text, or the broker's reason."""
+    text = delivery.headers.get(topology.REASON_HEADER) or delivery.headers.get(_BROKERS_REASON)
+    code = str(text).partition(":")[0]
+    return code if code in DEAD_LETTER_REASONS else OTHER
 
 
 class DeadLetterReplies:
     """
-    Sends error finals for messages that the broker dead-letters from global queues and lanes.
+    Sends error finals for messages that the broker dead-letters from global queues and lanes, and
+    counts all dead letters by reason.
 
     A service that dead-letters a message sends the error final itself. Several groupers can consume
     concurrently. A message that has reached its end ends as all requests do.
@@ -60,22 +87,24 @@ class DeadLetterReplies:
 
     async def on_dead_letter(self, delivery: Delivery) -> None:
         """
-        Send an error final if the broker dead-lettered the message and the message has a reply
-        queue.
+        Count the dead letter, and send an error final if the broker dead-lettered the message and
+        the message has a reply queue.
         """
         try:
             if topology.REASON_HEADER not in delivery.headers:
                 await self._reply(delivery)
         except TransientError:
             await delivery.settle(Settlement.REQUEUE)
+            return
         except Exception:  # a bug affects only this reply: the dead letter remains for operators
             log.exception("dead_letter.unreadable")
             await delivery.settle(Settlement.REJECT)
         else:
             await delivery.settle(Settlement.ACK)
+        self._state.dead_letters[reason_of(delivery)] += 1
 
     async def _reply(self, delivery: Delivery) -> None:
-        reason = str(delivery.headers.get("x-first-death-reason", "unknown"))
+        reason = str(delivery.headers.get(_BROKERS_REASON, "unknown"))
         if reason == _EXPIRED:
             await self._expired(delivery)
         else:
@@ -103,6 +132,7 @@ class DeadLetterReplies:
         await self._expiry.end_dead_letter(request, queue)
 
     async def _send(self, delivery: Delivery, error: ErrorInfo) -> None:
+        request = None
         try:
             request = _decode_queued(delivery.body)
         except ContractError:
@@ -111,3 +141,5 @@ class DeadLetterReplies:
             request_id, tenant = request.request_id, stored_for(request)
         failed = RequestFailed(request_id=request_id, error=error, at=self._clock.now())
         await publish_final(self._broker, failed, reply_to=delivery.reply_to, stored_for=tenant)
+        if request is not None:
+            self._state.missed(request.slo.qos_class, request.tenant)

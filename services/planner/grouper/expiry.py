@@ -188,6 +188,8 @@ class Expiry:
             raise
         self._forget(request.request_id, request.tenant)
         self.state.expired[place_of(queue)] += 1
+        qos_class = request.qos_class if isinstance(request, Watched) else request.slo.qos_class
+        self.state.missed(qos_class, request.tenant)
         self._unannounced.append(
             ExpiredRequest(request_id=request.request_id, tenant=request.tenant)
         )

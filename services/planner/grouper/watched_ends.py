@@ -7,6 +7,7 @@ from math import inf
 
 from shared.contracts.base import RequestId, Seconds, TenantId, UnixTime
 from shared.contracts.ends import NEVER, End, end_with_tokens, nearest_end
+from shared.contracts.qos import QosClass
 from shared.contracts.requests import HistoryEntry, QueuedRequest, StoredWork
 
 GRACE_S: Seconds = 0.3
@@ -26,6 +27,7 @@ class Watched:
     """Identity of the request."""
     request_id: RequestId
     tenant: TenantId
+    qos_class: QosClass
     reply_to: str | None
     stored: StoredWork | None
     queue: str
@@ -63,6 +65,7 @@ class WatchedEnds:
             key=key,
             request_id=request.request_id,
             tenant=request.tenant,
+            qos_class=request.slo.qos_class,
             reply_to=request.reply_to,
             stored=request.stored,
             queue=queue,

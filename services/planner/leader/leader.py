@@ -33,7 +33,7 @@ from shared.contracts.plans import LanesForecast, PlanExplained, PlanPublished, 
 from shared.contracts.telemetry import InstanceStatus, LanesObserved, LanesPulled
 from shared.runtime.clock import Clock
 from shared.runtime.stall_detector import StallDetector
-from solver.planning.lanes import all_lanes, earlier_lanes, queues_of
+from solver.planning.lanes import all_lanes, earlier_lanes, longest_deadline_s, queues_of
 from solver.planning.problem.queue_counts import QueueCounts
 from solver.planning.review import Review
 from solver.prediction.calibration.lane_waits import LaneWaits
@@ -105,7 +105,7 @@ class Leader:
         await self._audit(now)
         await self.retirement.work(self.state.counts, self.clock.now())
         counted_at = self.clock.now()
-        self.state.waiting = self.state.counts.waiting()
+        self._count_waiting(counted_at)
         self.waits.counted(lane_counts(self.state), self.clock.now())
         if now - since < self.settings.settle_s:
             return
@@ -128,6 +128,14 @@ class Leader:
         await self._publish(planned, now=now, solve_s=solve_s)
         if planned.review is not None:
             await self._forecast(planned, planned.review, counted_at)
+
+    def _count_waiting(self, now: UnixTime) -> None:
+        """Update the waiting requests of each queue, and the times for which none was served."""
+        state = self.state
+        state.waiting = state.counts.waiting()
+        state.unserved_s = state.counts.unserved_s(now)
+        deadlines = {queue: longest_deadline_s(queue, self.layout) for queue in state.unserved_s}
+        state.deadline_s = {queue: at for queue, at in deadlines.items() if at is not None}
 
     async def _look(self, now: UnixTime, *, leads_s: Seconds) -> None:
         """Update the sets of present and lost instances, and the inboxes of these instances."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from shared.contracts.base import UnixTime
+from shared.contracts.base import Seconds, UnixTime
 
 SETTLE_S = 0.5
 """Time after a count until each report includes all operations from before the count."""
@@ -39,6 +39,14 @@ class _Queue:
     Time from the next inexact audit to a recount; 0 if nothing is known that could falsify the
     number.
     """
+    unserved_since: UnixTime = 0.0
+    """Time of the last pull, or of the first arrival in the empty queue if that is later."""
+
+    def expect(self, change: int, now: UnixTime) -> None:
+        """Add *change* to the expected number of requests."""
+        if self.expected <= 0:
+            self.unserved_since = now
+        self.expected += change
 
 
 @dataclass(slots=True)
@@ -111,6 +119,18 @@ class QueueCounts:
     def waiting(self) -> dict[str, int]:
         """Requests that wait in each queue that exists."""
         return {name: max(0, queue.expected) for name, queue in self._queues.items()}
+
+    def unserved_s(self, now: UnixTime) -> dict[str, Seconds]:
+        """
+        Time for which requests have waited in each queue with waiting requests, and none has left.
+
+        The time counts at most from the begin of these counts.
+        """
+        return {
+            name: max(0.0, now - queue.unserved_since)
+            for name, queue in self._queues.items()
+            if queue.expected > 0
+        }
 
     def idle_since(self, queue: str) -> UnixTime | None:
         """
@@ -230,7 +250,7 @@ class QueueCounts:
             queue = self._queues.setdefault(name, _Queue(changed_at=now))
             if not queue.audited:
                 queue.audited = True
-                queue.expected += count - expected
+                queue.expect(count - expected, now)
                 audit.before[name] = (count, moved)
             audit.counted[name] = count
         self._settle(now)
@@ -242,7 +262,9 @@ class QueueCounts:
             return
         source.totals[queue] = QueueTotal(before.put + put, before.pulled + pulled)
         known = self._queues.setdefault(queue, _Queue())
-        known.expected += put - pulled
+        known.expect(put - pulled, now)
+        if pulled:
+            known.unserved_since = now
         known.moved += put + pulled
         known.changed_at = now
 
@@ -269,7 +291,7 @@ class QueueCounts:
             difference = count - (expected + queue.expected) / 2
             if abs(difference) > (queue.moved - moved) / 2:
                 correction = round(difference)
-                queue.expected += correction
+                queue.expect(correction, now)
                 self.drift += abs(correction)
             if queue.moved == moved:
                 queue.doubt_s = 0.0

@@ -187,6 +187,9 @@ def test_metrics_show_alarms_and_paces():
     assert registry.get_sample_value("headway_estimator_alarms_raised_total", kind) == 1
     pace = registry.get_sample_value("headway_estimator_instance_pace_ratio", where)
     assert pace == pytest.approx(2.0)
+    slow = "headway_estimator_instance_slow"
+    assert registry.get_sample_value(slow, where) == 1
+    assert registry.get_sample_value(slow, where | {"instance_id": "i1"}) == 0
 
 
 async def test_running_estimator_raises_alarms():

@@ -12,6 +12,7 @@ from services.agent.backends.simulated.backend import SimulatedEngine
 from services.agent.metrics import AgentMetrics
 from services.estimator.metrics import estimator_metrics
 from services.estimator.state import EstimatorState
+from services.planner.grouper.dead_letter_replies import DEAD_LETTER_REASONS
 from services.planner.metrics import MAX_LANES, LeaderMetrics, grouper_metrics
 from services.planner.state import GrouperState, LeaderState
 from shared.contracts.base import InstanceId, ModelName, RequestId, TenantId
@@ -159,6 +160,21 @@ class TestAgent:
         assert value(registry, "headway_agent_request_ttft_seconds_count", **labels) == 0
         assert value(registry, "headway_agent_request_slo_violated_total", **labels) == violated
 
+    def test_verdicts_are_counted_by_tenant_and_class(self, registry, metrics):
+        metrics.finished(OBSERVED)
+        metrics.finished(msgspec.structs.replace(OBSERVED, attained=False))
+        cancelled = msgspec.structs.replace(OBSERVED, outcome="cancelled", attained=False)
+        metrics.finished(cancelled)
+        metrics.finished(msgspec.structs.replace(OBSERVED, tenant=TenantId("u")))
+
+        for tenant, attained, violated in (("t", 1, 1), ("u", 1, 0)):
+            labels = {"tenant": tenant, "qos_class": "interactive"}
+            counted = [
+                value(registry, f"headway_agent_tenant_slo_{verdict}_total", **labels)
+                for verdict in ("attained", "violated")
+            ]
+            assert counted == [attained, violated]
+
 
 class TestGrouper:
     def test_counts_of_admitted_and_rejected_requests_equal_the_state(self, registry):
@@ -177,6 +193,23 @@ class TestGrouper:
             lengths.observe(ModelName("m"), PromptText(num_bytes=300), 100, bytes_per_token=4.0)
         learnt = value(registry, "headway_planner_prompt_bytes_per_token", model="m")
         assert learnt == pytest.approx(3.0, rel=0.01)
+
+    def test_every_reason_and_class_is_exported_before_its_first_event(self, registry):
+        state = GrouperState(shares=TenantShares(max_share=1.0, free_tokens=0), recent=FIFOCache(1))
+        grouper_metrics(registry, state, PromptLengths())
+        letters = "headway_planner_dead_letters_total"
+
+        assert {value(registry, letters, reason=each) for each in DEAD_LETTER_REASONS} == {0}
+        state.dead_letters["poison_request"] += 1
+        state.missed(QosClass.BEST_EFFORT, TenantId("t"))
+        assert value(registry, letters, reason="poison_request") == 1
+        missed = [
+            value(registry, "headway_planner_request_slo_violated_total", qos_class=each.value)
+            for each in QosClass
+        ]
+        assert missed == [0, 0, 1]
+        labels = {"tenant": "t", "qos_class": "best_effort"}
+        assert value(registry, "headway_planner_tenant_slo_violated_total", **labels) == 1
 
 
 class TestLeader:
@@ -202,6 +235,28 @@ class TestLeader:
 
         assert len(family.samples) == MAX_LANES + 1
         assert value(registry, "headway_planner_lane_requests", lane="other") == 1 + 2
+
+    def test_unserved_lanes_are_shown_with_their_deadlines(self, registry, state):
+        LeaderMetrics(registry, state)
+        state.unserved_s = {"lane.x": 70.0, "relegated.m": 3.0}
+        state.deadline_s = {"lane.x": 7.8}
+        unserved = "headway_planner_lane_unserved_seconds"
+        deadline = "headway_planner_lane_deadline_seconds"
+
+        assert value(registry, unserved, lane="lane.x") == 70
+        assert value(registry, unserved, lane="relegated.m") == 3
+        assert value(registry, deadline, lane="lane.x") == 7.8
+        assert value(registry, deadline, lane="relegated.m") is None
+
+    def test_the_longest_unserved_lanes_have_series_of_their_own(self, registry, state):
+        LeaderMetrics(registry, state)
+        state.unserved_s = {f"lane.{n}": float(n) for n in range(MAX_LANES + 3)}
+        unserved = "headway_planner_lane_unserved_seconds"
+        (family,) = [f for f in registry.collect() if f.name == unserved]
+
+        assert len(family.samples) == MAX_LANES + 1
+        assert value(registry, unserved, lane=f"lane.{MAX_LANES + 2}") == MAX_LANES + 2
+        assert value(registry, unserved, lane="other") == 2
 
     async def test_a_publication_counts_once_for_each_instance(self, registry, state):
         rounds = iter(

@@ -429,3 +429,18 @@ async def test_requests_of_a_lost_instance_are_counted_again(cluster: LeaderRig)
         await cluster.hear(totals_of("g", 1, cluster), topology.LANES_KEY)
     await leader.plan()
     assert leader.state.waiting[request.lane] == 1
+
+
+async def test_each_round_knows_how_long_a_lane_has_not_been_served(cluster: LeaderRig):
+    leader = await settled(cluster)
+    request = a_request(slo=CHAT)
+    await cluster.wait_in_lane(request, a_request(slo=BEST_EFFORT))
+    await leader.plan()
+    cluster.clock.advance(3.0)
+    await cluster.hear(status())
+    await leader.plan()
+
+    best_effort = next(queue for queue in leader.state.unserved_s if queue != request.lane)
+    assert leader.state.unserved_s == {request.lane: 3.0, best_effort: 3.0}
+    edge_s = leader.layout.first_band_s * leader.layout.band_ratio**3
+    assert leader.state.deadline_s == {request.lane: pytest.approx(edge_s)}

@@ -21,6 +21,7 @@ from solver.planning.lanes import (
     band_of,
     earlier_lanes,
     lane_for,
+    longest_deadline_s,
     work_class_of,
 )
 
@@ -212,3 +213,33 @@ def test_lanes_of_version_1_are_listed_until_they_are_empty():
     assert {"lane.1.a.high.3.short", "lane.1.a.low.6.long-4"} <= names
     assert not names & {key.queue_name for key in all_lanes((ModelName("a"),), LAYOUT)}
     assert earlier_lanes((ModelName("a"),), LaneLayout(version=1)) == ()
+
+
+@pytest.mark.parametrize(
+    ("queue", "deadline_s"),
+    [
+        ("lane.2.m.high.0.w0", 0.5),
+        ("lane.2.m%2E1.low.3.w9", 4.0),
+        ("resume.2.m.3", 4.0),
+        # The last band before best effort has no upper edge, and these wait behind others.
+        ("lane.2.m.high.5.w0", None),
+        ("lane.2.m.high.6.w0", None),
+        ("overflow.2.m.high.3.w0", None),
+        ("relegated.m", None),
+        ("lane.1.m.high.3.short", None),
+        ("inbox.a0", None),
+        ("headway.global.rest", None),
+    ],
+)
+def test_longest_deadline_of_a_queue_is_the_upper_edge_of_its_band(
+    queue: str, deadline_s: float | None
+):
+    assert deadline_s == longest_deadline_s(queue, LAYOUT)
+
+
+@given(layouts, st.floats(0.0, 1e6))
+def test_no_request_of_a_band_has_a_longer_deadline(layout: LaneLayout, time_left_s: float):
+    band = band_of(time_left_s, layout)
+    longest = longest_deadline_s(f"lane.{layout.version}.m.high.{band}.w0", layout)
+
+    assert longest is None or time_left_s <= longest * (1 + 1e-6)

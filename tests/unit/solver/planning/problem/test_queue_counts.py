@@ -194,3 +194,41 @@ def test_queue_is_idle_while_it_is_audited_empty_and_unused():
     reported(counts, "grouper", 6.0, put=2)
     assert counts.idle_since(LANE) is None
     assert counts.idle_since("another lane") is None
+
+
+class TestUnserved:
+    def test_time_counts_from_the_first_arrival_in_an_empty_queue(self):
+        counts = started("grouper", "agent")
+        reported(counts, "grouper", 10.0, put=1)
+        reported(counts, "grouper", 14.0, put=3)
+        assert counts.unserved_s(20.0) == {LANE: 10.0}
+
+    def test_each_pull_begins_the_time_again(self):
+        counts = started("grouper", "agent")
+        reported(counts, "grouper", 10.0, put=3)
+        reported(counts, "agent", 15.0, pulled=1)
+        assert counts.unserved_s(20.0) == {LANE: 5.0}
+
+    def test_queue_without_waiting_requests_has_no_time(self):
+        counts = started("grouper", "agent")
+        reported(counts, "grouper", 10.0, put=1)
+        reported(counts, "agent", 15.0, pulled=1)
+        assert counts.unserved_s(20.0) == {}
+        reported(counts, "grouper", 30.0, put=2)
+        assert counts.unserved_s(31.0) == {LANE: 1.0}
+
+    def test_time_of_requests_that_waited_before_the_counts_begins_with_the_first_count(self):
+        counts = QueueCounts()
+        reported(counts, "grouper", 0.0, put=100)
+        audited(counts, 40, 5.0)
+        assert counts.unserved_s(6.0) == {LANE: 1.0}
+
+    def test_time_does_not_begin_again_when_an_audit_corrects_the_count(self):
+        counts = started("grouper")
+        reported(counts, "grouper", 1.0, put=5)
+        audited(counts, 5, 2.0)
+        reported(counts, "grouper", 3.0, put=5)
+        audited(counts, 4, 4.0)
+        reported(counts, "grouper", 4.0 + SETTLE_S, put=5)
+        assert counts.waiting() == {LANE: 4}
+        assert counts.unserved_s(11.0) == {LANE: 10.0}
