@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import re
-import shutil
 import signal
 import sys
 import time
@@ -29,8 +28,6 @@ ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 READY_WITHIN_S = 180.0
 INIT_WITHIN_S = 300.0
 """A leader compiles its kernels in an init container."""
-KERNELS = Path(".cache") / "numba"
-"""Folder in the home directory of an image with the kernels that were compiled for it."""
 ATTACHED_AGENT = (
     "import sys; from pathlib import Path; from services.agent.attached import endpoint_slices; "
     "endpoint_slices.CREDENTIALS = Path(sys.argv.pop(1)); "
@@ -47,7 +44,7 @@ class Machine:
     directory: Path
     """For volumes, files and logs."""
     home: Path
-    """Home directory of the images; containers cannot write to it."""
+    """Home directory of the images; containers may not write to it."""
     addresses: Mapping[str, str]
     """Part of a variable's value -> what it is on this machine."""
     api: tuple[str, int] = ("127.0.0.1", 1)
@@ -57,8 +54,8 @@ class Machine:
 
     def claim(self, name: str) -> Path:
         """Directory of a volume claim, which all pods share."""
-        path = self.directory / "claims" / name
-        path.mkdir(parents=True, exist_ok=True)
+        path = self.directory / f"claim-{name}"
+        path.mkdir(exist_ok=True)
         return path
 
 
@@ -75,8 +72,8 @@ class LocalPod:
         self.pod = pod
         self.name = f"{pod.name}-7c5ddbdf54-x7k2p"
         self._machine = machine
-        self._directory = machine.directory / "pods" / self.name
-        self._directory.mkdir(parents=True)
+        self._directory = machine.directory / pod.name
+        self._directory.mkdir()
         self._volumes = {name: self._volume(volume) for name, volume in pod.volumes.items()}
         self._ports = {
             number: free_port() for each in pod.containers for number in each.ports.values()
@@ -99,9 +96,7 @@ class LocalPod:
                 continue
             async with asyncio.timeout(INIT_WITHIN_S):
                 code = await process.wait()
-            assert code == 0, self._log(container)
-        if not (self._machine.home / KERNELS).exists():
-            self._keep_kernels()
+            assert code == 0, self.log()
 
     async def until_ready(self) -> None:
         """Ask the probes as the kubelet does, until the pod is ready."""
@@ -116,7 +111,7 @@ class LocalPod:
         assert self._process is not None
         async with asyncio.timeout(INIT_WITHIN_S):
             code = await self._process.wait()
-        assert code == 0, self._log(self.pod.main)
+        assert code == 0, self.log()
 
     async def stop(self) -> tuple[int | None, float]:
         """
@@ -231,7 +226,7 @@ class LocalPod:
 
     async def _succeeds(self, probe: str) -> bool:
         assert self._process is not None
-        assert self._process.returncode is None, self._log(self.pod.main)
+        assert self._process.returncode is None, self.log()
         spec = self.pod.main.spec[probe]
         url = f"http://127.0.0.1:{self.port(spec['httpGet']['port'])}{spec['httpGet']['path']}"
         limit = aiohttp.ClientTimeout(total=spec["timeoutSeconds"])
@@ -244,15 +239,12 @@ class LocalPod:
         except (aiohttp.ClientError, TimeoutError):
             return False
 
-    def _keep_kernels(self) -> None:
-        """Put compiled kernels where an image has them, so that the next leader copies them."""
-        compiled = self._volumes.get("tmp", Path()) / "numba"
-        if self.pod.name == "headway-leader" and compiled.exists():
-            shutil.copytree(compiled, self._machine.home / KERNELS)
-
-    def _log(self, container: Container) -> str:
-        log = self._directory / f"{container.spec['name']}.log"
-        return f"{container}:\n{log.read_text(errors='replace')[-3000:]}"
+    def log(self) -> str:
+        """End of the log of each container that was started."""
+        return "\n".join(
+            f"{self}/{log.stem}:\n{log.read_text(errors='replace')[-2000:]}"
+            for log in sorted(self._directory.glob("*.log"))
+        )
 
 
 def python_here(word: str) -> str:
@@ -286,6 +278,9 @@ async def running(machine: Machine) -> AsyncIterator[dict[str, LocalPod]]:
         )
         yield serving
         ends = await asyncio.gather(*(pod.stop() for pod in serving.values()))
+    except BaseException as error:
+        error.add_note("\n".join(pod.log() for pod in pods.values()))
+        raise
     finally:
         for pod in pods.values():
             pod.kill()

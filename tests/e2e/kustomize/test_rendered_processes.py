@@ -4,9 +4,12 @@ becomes ready, serves, and ends within its grace period.
 """
 
 import contextlib
+import hashlib
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import aiohttp
@@ -22,6 +25,7 @@ from tests.e2e.kustomize.cluster_api import ClusterApi
 from tests.e2e.kustomize.kubelet import LocalPod, Machine, running
 from tests.postgres import PrivatePostgres
 from tests.requirements import absent
+from tests.unit.ops.deployment import ROOT
 from tests.unit.ops.kustomize.manifests import DATABASE, OWN, Manifests, deployable, kubectl, render
 from tests.unit.ops.kustomize.test_broker import SINGLE
 
@@ -39,8 +43,19 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Home directory of all images; the first leader leaves its kernels there."""
-    return tmp_path_factory.mktemp("home")
+    """
+    Home directory of all images, with the kernels that this checkout has compiled; the leader's
+    init container compiles the others.
+    """
+    home = tmp_path_factory.mktemp("home")
+    for kernel in (ROOT / "solver").rglob("__pycache__/*.nb[ci]"):
+        source = str(kernel.parents[1])
+        # The name of numba's folder for a folder of sources.
+        name = f"{Path(source).name}_{hashlib.sha1(source.encode()).hexdigest()}"
+        folder = home / ".cache" / "numba" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(kernel, folder)
+    return home
 
 
 @pytest.fixture
@@ -63,14 +78,16 @@ def broker(
 
 
 @pytest.fixture
-def machine(one_node: Manifests, broker: PrivateNode, home: Path, tmp_path: Path) -> Machine:
+def machine(one_node: Manifests, broker: PrivateNode, home: Path) -> Iterator[Machine]:
     """A machine that runs the overlay `one-node`; tests replace the manifests."""
-    return Machine(
-        manifests=one_node,
-        directory=tmp_path,
-        home=home,
-        addresses={BROKER: f"127.0.0.1:{broker.port}"},
-    )
+    # The names of vLLM's sockets below a volume of a pod may have at most 107 characters.
+    with TemporaryDirectory(prefix="pods-", dir="/tmp") as directory:
+        yield Machine(
+            manifests=one_node,
+            directory=Path(directory),
+            home=home,
+            addresses={BROKER: f"127.0.0.1:{broker.port}"},
+        )
 
 
 def client_of(pods: dict[str, LocalPod], key: str) -> openai.AsyncOpenAI:
@@ -105,6 +122,7 @@ async def metrics_of(pod: LocalPod) -> str:
 async def test_one_node_serves_with_a_key_and_ends_in_time(
     machine: Machine, tree: tuple[Path, str]
 ):
+    image = sorted(machine.home.rglob("*"))
     async with running(machine) as pods:
         async with client_of(pods, "wrong") as stranger:
             with pytest.raises(openai.AuthenticationError):
@@ -118,7 +136,8 @@ async def test_one_node_serves_with_a_key_and_ends_in_time(
         assert names == ["tiny-llama", "tiny-llama-b", "tiny-qwen"]
         assert stored.bytes == 3
         assert "headway_planner_leader_active 1.0" in await metrics_of(pods["headway-leader"])
-    assert [each.name for each in (machine.home).iterdir()] == [".cache"]
+    # The file system of an image is read only.
+    assert sorted(machine.home.rglob("*")) == image
 
 
 @contextlib.asynccontextmanager

@@ -47,7 +47,7 @@ class PodMonitor(Struct, forbid_unknown_fields=True, rename="camel"):
 
 class ScaleTarget(Struct, forbid_unknown_fields=True, rename="camel"):
     name: Name
-    """Of a Deployment, unless a kind is given."""
+    """Name of a Deployment, unless a kind is given."""
 
 
 class ScalingRules(Struct, forbid_unknown_fields=True, rename="camel"):
