@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 
 import pytest
 
+from ops import prometheus
+
 
 def absent(what: str, requirement: str) -> NoReturn:
     """Skip the test, or fail it if the variable HEADWAY_REQUIRE lists *requirement*."""
@@ -40,4 +42,12 @@ def program(name: str, package: str) -> str:
     found = shutil.which(name)
     if found is None:
         absent(f"{name} is not installed; {package} has it", package)
+    return found
+
+
+def promtool() -> str:
+    """Path of promtool, unpacked for the project or of the system."""
+    found = prometheus.program("promtool")
+    if found is None:
+        absent("promtool is not installed; `python -m ops.prometheus install` does it", "promtool")
     return found

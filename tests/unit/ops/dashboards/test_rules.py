@@ -8,12 +8,11 @@ import pytest
 import yaml
 
 from ops.alerts import RULES, UNIT_S, main, rule_files, rules, seconds_of, shortened
-from ops.prometheus import program
 from services.planner.grouper.dead_letter_replies import DEAD_LETTER_REASONS, MESH_REASONS
 from shared.contracts.errors import SettingsError
 from shared.contracts.qos import QosClass
 from shared.runtime.metrics import OTHER
-from tests.requirements import absent
+from tests import requirements
 from tests.unit.ops.dashboards.expressions import (
     board_expressions,
     result_labels,
@@ -32,10 +31,7 @@ ALERTS = [rule for rule in rules() if "alert" in rule]
 
 @pytest.fixture(scope="module")
 def promtool() -> str:
-    found = program("promtool")
-    if found is None:
-        absent("promtool is not installed; `python -m ops.prometheus install` does it", "promtool")
-    return found
+    return requirements.promtool()
 
 
 def test_every_series_in_a_rule_is_exported():

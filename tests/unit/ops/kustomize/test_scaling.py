@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from services.planner.metrics import LeaderMetrics
 from services.planner.state import LeaderState
-from tests.requirements import program
+from tests.requirements import promtool
 from tests.unit.ops.kustomize.manifests import Manifests
 
 TOLERANCE = 0.1
@@ -48,7 +48,6 @@ def keda(overlay: Callable[[str], Manifests]) -> Manifests:
 
 
 def test_the_query_is_computed_as_here(keda: Manifests, tmp_path: Path):
-    promtool = program("promtool", "prometheus")
     cases = [
         (advised, present, waiting)
         for present, more, waiting in product((1, 2, 9, 10, 16, 29), (0, 1, 8), (0, 7))
@@ -79,7 +78,7 @@ def test_the_query_is_computed_as_here(keda: Manifests, tmp_path: Path):
     file = tmp_path / "scaling.yaml"
     file.write_text(yaml.safe_dump({"rule_files": [], "tests": tests}))
     done = subprocess.run(
-        [promtool, "test", "rules", str(file)], capture_output=True, text=True, check=False
+        [promtool(), "test", "rules", str(file)], capture_output=True, text=True, check=False
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
