@@ -76,9 +76,11 @@ requests as well can be expected to miss fewer targets.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Durations of the benchmark's measurements."""
+    """Sizes of the benchmark's measurements."""
 
-    load_s: Seconds
+    interactive: int
+    """Expected number of interactive requests of a load that is not too long."""
+    most_load_s: Seconds
     patience_s: Seconds
     alone: int
     shares: tuple[float, ...]
@@ -86,8 +88,20 @@ class Sizes:
     probes: int
 
 
-QUICK = Sizes(load_s=5.0, patience_s=3.0, alone=6, shares=(0.4,), seeds=1, probes=2)
-FULL = Sizes(load_s=20.0, patience_s=8.0, alone=40, shares=MISSED, seeds=3, probes=6)
+QUICK = Sizes(
+    interactive=8, most_load_s=5.0, patience_s=3.0, alone=6, shares=(0.4,), seeds=1, probes=2
+)
+FULL = Sizes(
+    interactive=60, most_load_s=60.0, patience_s=8.0, alone=40, shares=MISSED, seeds=3, probes=6
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests with targets, which arrive within a duration."""
+
+    requests: Sequence[Planned]
+    duration_s: Seconds
 
 
 @dataclass(slots=True)
@@ -117,14 +131,15 @@ class Bench:
     seed: int
     rates: dict[float, float] = field(default_factory=dict)
 
-    async def serve(self, name: str, load: Sequence[Planned]) -> Round:
+    async def serve(self, name: str, load: Load) -> Round:
         """Serve *load* and batch requests with one arm."""
-        arm, sizes = self.arms[name], self.sizes
+        arm, requests = self.arms[name], load.requests
         engines, mesh = self.server_pids[name], self.mesh_pids.get(name, ())
         batch: list[Outcome] = []
         num_batch = NUM_BATCH
         if name == ORACLE:
-            num_batch, load = 0, [each for each in load if each.class_name == INTERACTIVE]
+            num_batch = 0
+            requests = [each for each in requests if each.class_name == INTERACTIVE]
         keeping = asyncio.create_task(self._keep_batch(arm, batch, num_batch))
         await asyncio.sleep(1.0)  # batch requests run when the load begins
         begun, begun_at = time.perf_counter(), time.time()
@@ -132,18 +147,18 @@ class Bench:
         computed = sum(each.num_tokens for each in batch)
         served: list[tuple[Planned, Outcome]] = []
         tasks = []
-        for each in load:
+        for each in requests:
             await asyncio.sleep(max(0.0, begun + each.at_s - time.perf_counter()))
             outcome = Outcome(begun_at + each.at_s)
             served.append((each, outcome))
             slo = self.slos[each.class_name]
             ask = arm.ask(each.prompt, each.output_tokens, each.class_name, slo, outcome)
             tasks.append(asyncio.create_task(ask))
-        await asyncio.sleep(max(0.0, begun + sizes.load_s - time.perf_counter()))
+        await asyncio.sleep(max(0.0, begun + load.duration_s - time.perf_counter()))
         elapsed_s = time.perf_counter() - begun
         tokens = sum(each.num_tokens for each in batch) - computed
         engine_s, mesh_used_s = cpu_s(engines) - used_s, cpu_s(mesh) - mesh_s
-        await asyncio.wait(tasks, timeout=sizes.patience_s) if tasks else None
+        await asyncio.wait(tasks, timeout=self.sizes.patience_s) if tasks else None
         for task in (*tasks, keeping):
             task.cancel()
         ends = await asyncio.gather(*tasks, return_exceptions=True)
@@ -158,12 +173,14 @@ class Bench:
             mesh_cores=mesh_used_s / elapsed_s,
         )
 
-    def load(self, number: int, rate_rps: float) -> list[Planned]:
-        """The requests with targets of one load."""
+    def load(self, number: int, rate_rps: float) -> Load:
+        """The requests with targets of one load, half of them interactive."""
+        duration_s = min(self.sizes.most_load_s, 2 * self.sizes.interactive / rate_rps)
+        # Two of three classes have targets.
         planned = planned_load(
-            seed=self.seed + number, rate_rps=1.5 * rate_rps, duration_s=self.sizes.load_s
+            seed=self.seed + number, rate_rps=1.5 * rate_rps, duration_s=duration_s
         )
-        return [each for each in planned if each.class_name in self.slos]  # two of three classes
+        return Load([each for each in planned if each.class_name in self.slos], duration_s)
 
     async def rate(self, baseline: str, share: float, first_rps: float) -> float:
         """Request rate at which *baseline* misses *share* of the interactive targets."""
