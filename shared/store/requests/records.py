@@ -67,6 +67,8 @@ class Grouped(msgspec.Struct, frozen=True, kw_only=True):
 
     tenant: TenantId
     request_id: RequestId
+    at: UnixTime
+    """Time since which the queue has it, by the grouper's clock."""
     lane: str
     expected_at: UnixTime | None
 

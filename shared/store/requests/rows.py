@@ -135,13 +135,18 @@ class RequestRows:
             update(requests)
             .where(_is_given())
             .values(
-                grouped_at=func.coalesce(requests.c.grouped_at, self._database.now),
+                grouped_at=func.coalesce(requests.c.grouped_at, bindparam("to_grouped_at")),
                 lane=bindparam("to_lane"),
                 expected_at=bindparam("to_expected_at"),
             )
         )
         marks = [
-            _given(each.key) | {"to_lane": each.lane, "to_expected_at": each.expected_at}
+            _given(each.key)
+            | {
+                "to_grouped_at": each.at,
+                "to_lane": each.lane,
+                "to_expected_at": each.expected_at,
+            }
             for each in sorted(grouped, key=lambda one: one.key)
         ]
         if marks:

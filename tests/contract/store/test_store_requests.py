@@ -52,7 +52,7 @@ def advance_asked() -> Asked:
     )
 
 
-GROUPED = Grouped(tenant=ACME, request_id=ID, lane="lane.a", expected_at=NOW + 3.0)
+GROUPED = Grouped(tenant=ACME, request_id=ID, at=NOW, lane="lane.a", expected_at=NOW + 3.0)
 
 
 async def claim(store: Store, holder: str = "grouper-1", **fields: object) -> ClaimOutcome:

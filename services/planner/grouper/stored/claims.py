@@ -93,6 +93,7 @@ class Claims:
         grouped = Grouped(
             tenant=request.tenant,
             request_id=request.request_id,
+            at=request.grouped_at,
             lane=request.lane,
             expected_at=expected_at,
         )

@@ -3,7 +3,13 @@
 from msgspec import Raw
 
 from shared.contracts.base import InstanceId, Message, RequestId, TenantId
-from shared.contracts.stored import RequestAsked, RequestState, RequestStatus
+from shared.contracts.stored import (
+    RequestAsked,
+    RequestState,
+    RequestStatus,
+    RunsStarted,
+    StoredStart,
+)
 
 EXAMPLES: tuple[Message, ...] = (
     RequestAsked(request_id=RequestId("r1"), reply_to="reply.p1", tenant=TenantId("acme")),
@@ -24,6 +30,13 @@ EXAMPLES: tuple[Message, ...] = (
         final=Raw(
             b'{"kind":"request.failed.v1","request_id":"r1",'
             b'"error":{"message":"no","code":"poison_request","status":500},"at":1004.5}'
+        ),
+    ),
+    RunsStarted(
+        instance_id=InstanceId("i1"),
+        starts=(
+            StoredStart(tenant=TenantId("acme"), request_id=RequestId("r1"), at=1000.5),
+            StoredStart(tenant=TenantId("other"), request_id=RequestId("r1"), at=1001.5),
         ),
     ),
 )
