@@ -146,8 +146,14 @@ async def test_each_fault_raises_its_alert_and_nothing_else(
 async def check_queries(watch: Watch) -> None:
     """Assert that every query of the boards has a result, and that RabbitMQ has its series."""
     expressions = [e for path in sorted(FOLDER.glob("*.json")) for e in board_expressions(path)]
-    empty = [e for e in expressions if not await watch.query(e)]
+    required = [e for e in expressions if not any(name in e for name in MAY_BE_EMPTY)]
 
-    assert [e for e in empty if not any(name in e for name in MAY_BE_EMPTY)] == []
+    async def have_results() -> bool:
+        # Series of lanes begin with the leader's first round.
+        required[:] = [e for e in required if not await watch.query(e)]
+        return not required
+
+    await eventually(have_results, within_s=60.0)
+    assert required == []
     assert [name for name in BROKER if not await watch.query(name)] == []
     assert len(expressions) > 80

@@ -27,7 +27,7 @@ from tests.postgres import PrivatePostgres
 from tests.requirements import absent
 from tests.unit.ops.deployment import ROOT
 from tests.unit.ops.kustomize.manifests import DATABASE, OWN, Manifests, deployable, kubectl, render
-from tests.unit.ops.kustomize.test_broker import SINGLE
+from tests.unit.ops.kustomize.test_broker_objects import SINGLE
 
 pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq]
 BROKER = "headway-rabbitmq:5672"
