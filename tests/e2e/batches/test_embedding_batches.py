@@ -25,6 +25,7 @@ from shared.store.migrating import migrate
 from tests.brokers import RabbitServer, rabbit_targets
 from tests.contract.calls.call_engines import DIMENSIONS, EMBED, embedding_models
 from tests.e2e.meshes import LLAMA, mesh_spec, producer_of
+from tests.e2e.test_cli import run
 from tests.e2e.test_vllm_pooling_over_the_mesh import TEXTS, TOLERANCE, close
 from tests.stores import place, settings_of
 
@@ -196,3 +197,14 @@ async def test_producers_get_the_response_of_http(rig: Rig):
     assert failed.error.status == 400
     assert len(answer.json()["data"][0]["embedding"]) == 128
     assert abs(np.linalg.norm(answer.json()["data"][0]["embedding"]) - 1) < TOLERANCE
+
+
+async def test_submit_prints_the_response(rig: Rig):
+    body = {"model": EMBED, "input": ["a", "b"], "encoding_format": "base64"}
+    answer = await rig.http.post(EMBEDDINGS, json=body)
+    verb = ("mesh", "submit", "--endpoint", EMBEDDINGS, "--body", json.dumps(body))
+    ran = await run(rig.mesh, *verb)
+
+    assert ran.code == 0, ran.err
+    assert close(unpacked(ran.json), unpacked(answer.json()))
+    assert ran.json["usage"] == answer.json()["usage"]
