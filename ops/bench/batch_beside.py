@@ -25,6 +25,7 @@ ENGINE = SimulatedSettings(max_running=16, time_scale=4.0)
 RATE_RPS = 10.0
 MAX_TOKENS = 32
 IN_PROGRESS = 512
+WARM_UP_S: Seconds = 3.0
 MOST_P95_RATIO = 1.15
 MOST_IDLE = 0.1
 SLO = Slo(ttft_s=2.0, tbt_s=0.2)
@@ -41,7 +42,7 @@ class _Seen:
 
     @property
     def p95_s(self) -> Seconds:
-        return float(np.quantile(self.first_s, 0.95)) if self.first_s else 0.0
+        return float(np.quantile(self.first_s, 0.95))
 
     @property
     def busy_share(self) -> float:
@@ -58,6 +59,9 @@ async def beside(rig: Rig, result: Result, *, seed: int, num_lines: int, alone_s
         seed: Seed of the arrivals of probes, which are the same beside both.
         num_lines: Number of lines of the batch.
         alone_s: Duration of the probes without other load.
+
+    Raises:
+        ExceptionGroup: A probe or a line failed.
     """
 
     async def over_amqp() -> None:
@@ -72,6 +76,7 @@ async def beside(rig: Rig, result: Result, *, seed: int, num_lines: int, alone_s
     async def as_batch() -> None:
         await ended(rig, await create(rig, lines_of(num_lines, MAX_TOKENS), "24h"))
 
+    await _probed(rig, seed, lambda: asyncio.sleep(WARM_UP_S))
     alone = await _probed(rig, seed, lambda: asyncio.sleep(alone_s))
     amqp = await _probed(rig, seed, over_amqp)
     batch = await _probed(rig, seed, as_batch)
@@ -86,7 +91,7 @@ async def beside(rig: Rig, result: Result, *, seed: int, num_lines: int, alone_s
     result.lines += [
         Line(
             name="first token p95 beside a batch / beside best effort over AMQP",
-            value=batch.p95_s / max(1e-9, amqp.p95_s),
+            value=batch.p95_s / amqp.p95_s,
             bound=MOST_P95_RATIO,
         ),
         Line(name="share of the time without a running request", value=1 - busy, bound=MOST_IDLE),
@@ -99,23 +104,21 @@ async def _line(producer: Producer, number: int) -> None:
 
 
 async def _probed(rig: Rig, seed: int, work: Callable[[], Awaitable[None]]) -> _Seen:
-    """Send probes while *work* is done."""
-    seen = _Seen()
-    async with _observed(rig, seen), producer_of(rig) as producer:
-        probes = asyncio.create_task(_probe(producer, seed, seen))
-        try:
+    """Send probes while *work* is done, and wait for their answers."""
+    seen, is_over = _Seen(), asyncio.Event()
+    async with producer_of(rig) as producer, asyncio.TaskGroup() as group:
+        group.create_task(_probe(producer, seed, seen, is_over))
+        async with _observed(rig, seen):
             await work()
-        finally:
-            probes.cancel()
-            await asyncio.gather(probes, return_exceptions=True)
+        is_over.set()
     return seen
 
 
-async def _probe(producer: Producer, seed: int, seen: _Seen) -> None:
-    """Send interactive requests at random times until cancelled."""
+async def _probe(producer: Producer, seed: int, seen: _Seen, is_over: asyncio.Event) -> None:
+    """Send interactive requests at random times until *is_over* is set."""
     random = np.random.default_rng(seed)
     async with asyncio.TaskGroup() as group:
-        while True:
+        while not is_over.is_set():
             group.create_task(_first_token(producer, seen))
             await asyncio.sleep(random.exponential(1 / RATE_RPS))
 

@@ -61,7 +61,7 @@ def longest_deadline_s(queue: str, layout: LaneLayout) -> Seconds | None:
         return None
     if int(band) >= layout.num_bands - 1:
         return None
-    return layout.first_band_s * layout.band_ratio ** int(band)
+    return band_lower_edge_s(int(band) + 1, layout)
 
 
 def work_class_of(work_tokens: float, layout: LaneLayout) -> int:

@@ -174,10 +174,12 @@ class PullOrder:
         relegated requests alone would fill the capacity that regular work leaves.
         """
         relegated = [head for head in pool if head.source.kind is SourceKind.RELEGATED]
-        if not 0 < len(relegated) < len(pool):
+        others = [head for head in pool if head.source.kind is not SourceKind.RELEGATED]
+        if not relegated or not others:
             return pool
-        is_relegated, self._is_relegated_next = self._is_relegated_next, not self._is_relegated_next
-        return [head for head in pool if (head in relegated) is is_relegated]
+        chosen = relegated if self._is_relegated_next else others
+        self._is_relegated_next = not self._is_relegated_next
+        return chosen
 
     def inbox(self, now: UnixTime) -> Source | None:
         """The instance's own inbox, unless it seems empty: no other instance polls it."""

@@ -37,14 +37,8 @@ PRODUCER_REASONS = (
     *("invalid_request", "unsupported_parameter", "slo_impossible", "context_length_exceeded"),
     *("model_not_found", "model_not_ready", "body_too_large", "message_too_large"),
     *("over_capacity", "rate_limit_exceeded", "insufficient_quota", "target_not_allowed"),
-    *(
-        "id_conflict",
-        "store_not_configured",
-        "unsupported_task",
-        "too_many_inputs",
-        "engine_refused",
-    ),
-    *("deadline_expired", _EXPIRED),
+    *("id_conflict", "store_not_configured", "unsupported_task", "too_many_inputs"),
+    *("engine_refused", "deadline_expired", _EXPIRED),
 )
 """Reasons of dead letters whose cause is in the requests, or in limits that refuse them."""
 DEAD_LETTER_REASONS = (*MESH_REASONS, *PRODUCER_REASONS, OTHER)
