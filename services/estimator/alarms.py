@@ -8,7 +8,7 @@ from services.estimator.telemetry_adapters import ProfileKey
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage
 from shared.broker.retry import send_best_effort
-from shared.contracts.base import InstanceId, UnixTime, encode, tag_of
+from shared.contracts.base import InstanceId, UnixTime
 from shared.contracts.estimates import AlarmKind, AlarmRaised
 from shared.contracts.telemetry import IterationsObserved
 from solver.prediction.alarms.alarm import AlarmChange, AlarmOptions
@@ -93,5 +93,5 @@ async def raise_alarms(broker: Broker, watch: InstanceWatch, now: UnixTime) -> N
             at=now,
             detail=f"{times} times as slow as its peers on {model} ({engine}, {device})",
         )
-        message = OutMessage(body=encode(alarm), kind=tag_of(AlarmRaised), persistent=False)
+        message = OutMessage.transient(alarm)
         await send_best_effort(broker, topology.TELEMETRY, topology.ALARM_KEY, message)

@@ -2,41 +2,41 @@
 
 from collections.abc import Sequence
 
-from services.estimator.cli_fit import fit, fit_arguments
-from services.estimator.cli_show import show
-from services.estimator.cli_trees import trees, use, use_arguments
-from services.estimator.service import serve
 from services.estimator.settings import Settings
-from shared.runtime.cli import ServiceCli, Verb
+from shared.runtime.cli import Service, ServiceCli
+
+
+def _parts() -> Service[Settings]:
+    from services.estimator import service  # noqa: PLC0415 - `health` needs no predictions
+
+    return Service(serve=service.serve)
+
 
 CLI = ServiceCli(
     service="estimator",
-    description="Learns the costs of iterations, requests and swaps from telemetry.",
+    text="Learns the costs of iterations, requests and swaps from telemetry.",
     settings_type=Settings,
-    serve=serve,
-    verbs=(
-        Verb(
-            name="show",
-            help="print the profiles (latency model, rates, lengths, swaps, trees) and the "
-            "prediction errors, also those of routers",
-            run=show,
-        ),
-        Verb(
-            name="fit",
-            help="fit quantile trees of prefill times to the samples in profile_dir; running "
-            "estimators publish the written trees",
-            run=fit,
-            arguments=fit_arguments,
-        ),
-        Verb(name="trees", help="list the trees in profile_dir", run=trees),
-        Verb(
-            name="use",
-            help="roll back: write an earlier version of a model's trees again as the next version",
-            run=use,
-            arguments=use_arguments,
-        ),
-    ),
+    parts=_parts,
 )
+for name, function, text in (
+    (
+        "show",
+        "services.estimator.cli_show:show",
+        "Print what is learnt (latency model, rates, lengths, swaps, trees) and its errors.",
+    ),
+    (
+        "fit",
+        "services.estimator.cli_fit:fit",
+        "Fit quantile trees of prefill times to samples, for running estimators to publish.",
+    ),
+    ("trees", "services.estimator.cli_trees:trees", "List the trees in profile_dir."),
+    (
+        "use",
+        "services.estimator.cli_trees:use",
+        "Roll back: write an earlier version of a model's trees again as the next version.",
+    ),
+):
+    CLI.app.command(function, name=name, help=text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,10 +1,11 @@
 """`headway-estimator fit`: fits quantile trees of prefill times."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
+from cyclopts import Parameter
 from msgspec.structs import replace
 
 from services.estimator.cli_trees import in_force, trees_directory
@@ -19,6 +20,7 @@ from shared.contracts.errors import MeshError, TooFewSamplesError
 from shared.runtime.cli import print_data
 from shared.runtime.clock import SystemClock
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
+from shared.runtime.options import LOADED, AsJson, Name
 
 NO_SAMPLES = (
     "samples come from routed requests (grouper.routing) while an estimator runs with this "
@@ -27,40 +29,38 @@ NO_SAMPLES = (
 FILTERS = ("model", "engine", "device")
 
 
-def fit_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `fit`."""
-    parser.add_argument(
-        "--samples",
-        type=Path,
-        metavar="DIR",
-        help=("directory of samples; default: `samples` in profile_dir"),
-    )
-    for name in FILTERS:
-        parser.add_argument(f"--{name}", metavar="NAME", help=f"fit only samples of this {name}")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="fit and report, without writing trees"
-    )
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help=("also write trees that are worse than the trees in force"),
-    )
-
-
-async def fit(settings: Settings, arguments: argparse.Namespace) -> int:
+async def fit(
+    *,
+    settings: Annotated[Settings, LOADED],
+    samples: Annotated[Path | None, Parameter(metavar="DIR")] = None,
+    model: Name | None = None,
+    engine: Name | None = None,
+    device: Name | None = None,
+    dry_run: bool = False,
+    force: bool = False,
+    json: AsJson = False,
+) -> int:
     """
     Fit trees for each (model, engine, device); write them unless the trees in force are better.
+
+    Args:
+        samples: Directory of samples; default: `samples` in profile_dir.
+        model: Fit only samples of this model.
+        engine: Fit only samples of this engine.
+        device: Fit only samples of this device.
+        dry_run: Fit and report, without writing trees.
+        force: Also write trees that are worse than the trees in force.
     """
     directory = trees_directory(settings)
-    by_key = _read(arguments.samples or directory.parent / "samples", settings.trees.max_samples)
+    by_key = _read(samples or directory.parent / "samples", settings.trees.max_samples)
     outcomes = []
-    for key in _chosen(arguments, list(by_key)):
+    for key in _chosen((model, engine, device), list(by_key)):
         try:
-            report = _fit_one(key, by_key[key], directory, arguments)
+            report = _fit_one(key, by_key[key], directory, dry_run=dry_run, force=force)
         except OSError as error:
             raise MeshError(f"trees of {display_name(key)} cannot be written: {error}") from error
         outcomes.append(report.outcome)
-        if arguments.json:
+        if json:
             print_data(report, as_json=True)
         else:
             print("\n".join(lines_of(report)))
@@ -93,15 +93,15 @@ def _read(directory: Path, most: int) -> dict[ProfileKey, Samples]:
     return found.by_key
 
 
-def _chosen(arguments: argparse.Namespace, keys: Sequence[ProfileKey]) -> Sequence[ProfileKey]:
+def _chosen(filters: Sequence[str | None], keys: Sequence[ProfileKey]) -> Sequence[ProfileKey]:
     """
     Keys (model, engine, device) that match the filters.
 
     Raises an error with the existing names if no key matches.
     """
     chosen = keys
-    for place, name in enumerate(FILTERS):
-        asked, names = getattr(arguments, name), sorted({key[place] for key in keys})
+    for place, (name, asked) in enumerate(zip(FILTERS, filters, strict=True)):
+        names = sorted({key[place] for key in keys})
         if asked is None:
             continue
         if asked not in names:
@@ -114,7 +114,7 @@ def _chosen(arguments: argparse.Namespace, keys: Sequence[ProfileKey]) -> Sequen
 
 
 def _fit_one(
-    key: ProfileKey, samples: Samples, directory: Path, arguments: argparse.Namespace
+    key: ProfileKey, samples: Samples, directory: Path, *, dry_run: bool, force: bool
 ) -> FitReport:
     # Only fitting loads scikit-learn, which the service in the same package does not need.
     from services.estimator.trees.fitting import fit_samples  # noqa: PLC0415 - see above
@@ -146,9 +146,9 @@ def _fit_one(
         num_bytes=fitted.num_bytes,
         fit_s=fitted.fit_s,
     )
-    if fitted.is_worse and not arguments.force:
+    if fitted.is_worse and not force:
         return replace(report, outcome=Outcome.WORSE, detail=_why_worse(report))
-    return report if arguments.dry_run else _written(report, directory, fitted.artefact)
+    return report if dry_run else _written(report, directory, fitted.artefact)
 
 
 def _why_worse(report: FitReport) -> str:

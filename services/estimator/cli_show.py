@@ -1,8 +1,8 @@
 """`headway-estimator show`: prints profiles and the quality of routers' predictions."""
 
-import argparse
 import asyncio
 import sys
+from typing import Annotated
 
 import msgspec
 
@@ -16,6 +16,7 @@ from shared.contracts.routing import RouterState, SoftState
 from shared.runtime.cli import broker_factory, print_data
 from shared.runtime.clock import SystemClock
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
+from shared.runtime.options import LOADED, AsJson
 
 _decode: Decoder[Profile | RouterState] = Decoder(Profile | RouterState)
 
@@ -37,7 +38,7 @@ class _Latest:
             )
 
 
-async def show(settings: Settings, arguments: argparse.Namespace) -> int:
+async def show(*, settings: Annotated[Settings, LOADED], json: AsJson = False) -> int:
     """Print the profiles that are published within one refresh period."""
     heard = _Latest()
     async with broker_factory(settings.amqp_url)("headway-estimator-show") as broker:
@@ -53,7 +54,7 @@ async def show(settings: Settings, arguments: argparse.Namespace) -> int:
         return EXIT_FAILED
     profiles = [profile for _, profile in sorted(heard.profiles.items())]
     routers = [state for _, state in sorted(heard.routers.items())]
-    if arguments.json:
+    if json:
         for message in (*profiles, *routers):
             print_data(message, as_json=True)
     else:

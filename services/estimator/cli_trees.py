@@ -2,9 +2,9 @@
 `headway-estimator trees` lists fitted trees; `headway-estimator use` selects earlier trees again.
 """
 
-import argparse
 import sys
 from pathlib import Path
+from typing import Annotated
 
 from services.estimator.settings import Settings
 from services.estimator.text_table import age, shares
@@ -16,12 +16,13 @@ from shared.contracts.errors import MeshError, SettingsError
 from shared.runtime.cli import print_data
 from shared.runtime.clock import SystemClock
 from shared.runtime.lifecycle import EXIT_OK
+from shared.runtime.options import LOADED, AsJson, Name, whole
 
 _LISTED = ("model", "engine", "device", "version", "created_at", "samples", "held_out")
 """Fields of a tree artefact that `--json` prints: all except the trees and their origin."""
 
 
-async def trees(settings: Settings, arguments: argparse.Namespace) -> int:
+async def trees(*, settings: Annotated[Settings, LOADED], json: AsJson = False) -> int:
     """List the trees in force for each (model, engine, device)."""
     directory = trees_directory(settings)
     listed = [artefact for each in artefacts.folders(directory) if (artefact := in_force(each))]
@@ -29,38 +30,45 @@ async def trees(settings: Settings, arguments: argparse.Namespace) -> int:
         raise MeshError(f"no trees in {directory}: create trees with `headway-estimator fit`")
     now = SystemClock().now()
     for artefact in listed:
-        if arguments.json:
+        if json:
             _print_json(artefact, directory)
         else:
             print(_line(artefact, now))
     return EXIT_OK
 
 
-def use_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `use`."""
-    for name in ("model", "engine", "device"):
-        parser.add_argument(f"--{name}", metavar="NAME", required=True, help=f"{name} of the trees")
-    parser.add_argument(
-        "--version", type=int, metavar="N", required=True, help="version to roll back to"
-    )
+async def use(
+    *,
+    settings: Annotated[Settings, LOADED],
+    model: Name,
+    engine: Name,
+    device: Name,
+    version: Annotated[int, whole()],
+    json: AsJson = False,
+) -> int:
+    """
+    Write an earlier version of the trees again as the highest version, which takes effect.
 
-
-async def use(settings: Settings, arguments: argparse.Namespace) -> int:
-    """Write an earlier version of the trees again as the highest version, which takes effect."""
+    Args:
+        model: Model of the trees.
+        engine: Engine of the trees.
+        device: Device of the trees.
+        version: Version to roll back to.
+    """
     directory = trees_directory(settings)
-    key = (arguments.model, arguments.engine, arguments.device)
+    key = (model, engine, device)
     try:
         existing = artefacts.versions(directory / directory_name(key))
-        if arguments.version not in existing:
+        if version not in existing:
             known = ", ".join(f"v{version}" for version in existing) or "none"
-            raise MeshError(f"no v{arguments.version} of {display_name(key)}; available: {known}")
-        written, file = artefacts.write(directory, artefacts.read(existing[arguments.version]))
+            raise MeshError(f"no v{version} of {display_name(key)}; available: {known}")
+        written, file = artefacts.write(directory, artefacts.read(existing[version]))
     except OSError as error:
         raise MeshError(str(error)) from error
-    if arguments.json:
+    if json:
         _print_json(written, directory)
     else:
-        print(f"v{written.version} is a copy of v{arguments.version}: {file}")
+        print(f"v{written.version} is a copy of v{version}: {file}")
     return EXIT_OK
 
 

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 def estimator_metrics(registry: CollectorRegistry, state: EstimatorState) -> None:
     """Register the metrics of *state*."""
-    StateCollector(registry, state, SERIES)
+    StateCollector(registry, lambda: state, SERIES)
 
 
 def _known(

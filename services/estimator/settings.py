@@ -6,6 +6,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from services.estimator.stories.shelf import ShelfSettings
 from shared.runtime.settings import ServiceSettings
 from solver.prediction.alarms.alarm import AlarmOptions
 
@@ -73,6 +74,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     Directory of the usage of tenants. Of several estimators, one at a time counts, which all must
     have the same directory. None: usage is counted in memory, until the process ends.
     """
+    kept_stories: ShelfSettings = ShelfSettings()
+    """Bounds of the records of finished requests, which are kept in memory if `stories` is true."""
 
     @property
     def samples_directory(self) -> Path | None:

@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from cachetools import FIFOCache
+
 from services.estimator.alarms import InstanceWatch
 from services.estimator.telemetry_adapters import (
     WAIT_LEVELS,
@@ -24,6 +26,9 @@ from solver.prediction.calibration.moments import RunningMoments
 from solver.prediction.calibration.running_calibration import RunningCalibration
 from solver.prediction.latency.latency_model import OnlineLatencyFit
 from solver.prediction.lengths.decode_lengths import POOLED_REQUESTS, DecodeLengths
+
+MAX_INSTANCES = 10_000
+"""Number of instances whose identities are kept; the oldest ones are dropped."""
 
 
 class Learner:
@@ -152,7 +157,9 @@ class EstimatorState:
     learners: dict[ProfileKey, Learner] = field(default_factory=dict)
     lengths: dict[str, DecodeLengths] = field(default_factory=dict)
     """Model -> answer lengths that the estimator has learnt."""
-    identities: dict[str, tuple[str, str]] = field(default_factory=dict)
+    identities: FIFOCache[str, tuple[str, str]] = field(
+        default_factory=lambda: FIFOCache(MAX_INSTANCES)
+    )
     """Instance -> engine and device, taken from statuses because activation messages lack them."""
     watch: InstanceWatch = field(default_factory=lambda: InstanceWatch(AlarmOptions()))
     samples: SampleStore = field(default_factory=lambda: SampleStore(None))

@@ -14,7 +14,7 @@ from services.estimator.trees.artefacts import Artefact
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage
 from shared.broker.retry import send_best_effort
-from shared.contracts.base import ModelName, encode, tag_of
+from shared.contracts.base import ModelName
 from shared.contracts.errors import ContractError, SchemaMismatchError
 from shared.contracts.estimates import TreesInForce
 from shared.contracts.routing import PrefillTrees
@@ -121,7 +121,7 @@ def tree_messages(found: Sequence[Artefact]) -> Iterator[OutMessage]:
             at=artefact.created_at,
             trees=artefact.trees,
         )
-        yield OutMessage(body=encode(trees), kind=tag_of(PrefillTrees), persistent=False)
+        yield OutMessage.transient(trees)
 
 
 async def publish_trees(broker: Broker, found: Sequence[Artefact]) -> None:

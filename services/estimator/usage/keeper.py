@@ -13,7 +13,7 @@ from services.estimator.usage.files import UsageFiles
 from shared.broker import topology
 from shared.broker.protocol import BindingSpec, Broker, Delivery, OutMessage, Settlement
 from shared.broker.retry import send_best_effort
-from shared.contracts.base import Decoder, Message, Seconds, encode, tag_of
+from shared.contracts.base import Decoder, Message, Seconds
 from shared.contracts.errors import ContractError, MeshError
 from shared.contracts.tenants.usage import RequestMetered, UsageReported, UsageRequested, UsageToday
 from shared.runtime.clock import Clock
@@ -163,5 +163,5 @@ class UsageKeeper:
         await delivery.settle(Settlement.ACK)
 
     async def _send(self, exchange: str, key: str, message: Message) -> None:
-        out = OutMessage(body=encode(message), kind=tag_of(type(message)), persistent=False)
+        out = OutMessage.transient(message)
         await send_best_effort(self.broker, exchange, key, out)

@@ -1,0 +1,1 @@
+"""Records of finished requests, from which operators see why a request was late."""

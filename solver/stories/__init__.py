@@ -1,0 +1,1 @@
+"""What a finished request waited for, and why it was late."""
