@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from shared.broker.amqp.broker import AmqpBroker
 from shared.broker.memory.broker import MemoryBroker
@@ -44,8 +44,3 @@ async def open_broker(
         )
     async with broker:
         yield broker
-
-
-def broker_user(url: str) -> str:
-    """User name in *url*; RabbitMQ rejects messages with another user id."""
-    return unquote(urlsplit(url).username or "guest")

@@ -1,4 +1,4 @@
-"""Receives soft state while a command or a test runs."""
+"""Receives messages from a queue that exists as long as a context."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress

@@ -12,7 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, Self
+
+from shared.contracts.base import Message, encode, tag_of
 
 HeaderValue = str | int | float | bool
 
@@ -110,6 +112,19 @@ class OutMessage:
     `expiration`. A message without time left is dead-lettered at once.
     """
 
+    @classmethod
+    def transient(
+        cls, message: Message, *, correlation_id: str | None = None, user_id: str | None = None
+    ) -> Self:
+        """A message of the contracts that need not survive a restart of the broker."""
+        return cls(
+            body=encode(message),
+            kind=tag_of(type(message)),
+            correlation_id=correlation_id,
+            persistent=False,
+            user_id=user_id,
+        )
+
 
 class PublishOutcome(Enum):
     """Outcome of publishing a message with a publisher confirm."""
@@ -157,6 +172,11 @@ class Delivery:
     """Number of earlier deliveries of this message; counted in quorum queues only."""
     settler: Callable[[Settlement], Awaitable[bool]]
     """Function that settles the delivery at the broker; its result is that of `settle`."""
+    has_returned: Callable[[], bool] = lambda: False
+    """
+    Function that returns True if the delivery's channel is closed: the broker has requeued the
+    message and delivers it again.
+    """
     _settled: bool = field(default=False, init=False)
     _outcome: bool = field(default=True, init=False)
 

@@ -11,8 +11,6 @@ from types import TracebackType
 from typing import Self
 from uuid import uuid4
 
-import structlog
-
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage, PublishOutcome
 from shared.contracts.base import Seconds
@@ -21,9 +19,10 @@ from shared.contracts.errors import (
     BrokerUnavailableError,
     MessageTooLargeError,
 )
+from shared.runtime.events import EventLogger
 from shared.runtime.stall_detector import PERIOD_S, STALL_S
 
-log = structlog.get_logger()
+log = EventLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

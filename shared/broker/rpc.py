@@ -8,7 +8,7 @@ from typing import TypeVar
 from shared.broker import topology
 from shared.broker.listening import listening
 from shared.broker.protocol import Broker, OutMessage, PublishOutcome
-from shared.contracts.base import Decoder, Message, Seconds, encode, tag_of
+from shared.contracts.base import Decoder, Message, Seconds
 
 A = TypeVar("A", bound=Message)
 
@@ -20,6 +20,7 @@ async def ask(
     answers: Decoder[A],
     *,
     timeout_s: Seconds,
+    user_id: str | None = None,
 ) -> A | PublishOutcome | None:
     """
     Publish a question and wait for its first answer.
@@ -30,6 +31,7 @@ async def ask(
         question: Creates the question from the name of the answer queue.
         answers: Decoder of answers; messages that it rejects are skipped.
         timeout_s: Time limit for the answer.
+        user_id: Broker user of this connection, if the answer depends on it.
 
     Returns:
         The answer, the publish outcome if no queue accepts the question, or None after the timeout.
@@ -40,10 +42,10 @@ async def ask(
         if not answered.done():
             answered.set_result(answer)
 
-    queue = topology.temporary_queue("answer")
+    queue = topology.temporary_queue("reply.answer")
     async with listening(broker, queue, answers, [(topology.REPLIES, queue.name)], on_answer):
         asked = question(queue.name)
-        message = OutMessage(body=encode(asked), kind=tag_of(type(asked)), persistent=False)
+        message = OutMessage.transient(asked, user_id=user_id)
         outcome = await broker.publish(topology.CONTROL, routing_key, message)
         if outcome is not PublishOutcome.CONFIRMED:
             return outcome

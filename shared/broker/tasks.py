@@ -1,14 +1,13 @@
-"""Background tasks that belong to one object."""
+"""Background tasks that belong to one object, and the order in which handlers begin."""
 
 import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-import structlog
-
 from shared.broker.protocol import Delivery, DeliveryHandler
+from shared.runtime.events import EventLogger
 
-log = structlog.get_logger()
+log = EventLogger(__name__)
 
 T = TypeVar("T")
 
@@ -60,3 +59,25 @@ async def _handled(delivery: Delivery, handler: DeliveryHandler) -> None:
         await handler(delivery)
     except Exception:
         log.exception("handler.raised", queue=delivery.queue, kind=delivery.kind)
+
+
+class InTurn:
+    """
+    Handler of a busy queue that leaves room for those of other queues: its deliveries begin one per
+    turn of the event loop, in their order. How many are under way at a time is not limited. A
+    delivery that has returned to the broker by then is skipped, since it comes again.
+
+    Args:
+        handler: Handles a delivery.
+    """
+
+    def __init__(self, handler: DeliveryHandler) -> None:
+        self._handler = handler
+        self._turn = asyncio.Lock()
+
+    async def __call__(self, delivery: Delivery) -> None:
+        """Handle *delivery*, in a turn of its own."""
+        async with self._turn:
+            await asyncio.sleep(0)
+        if not delivery.has_returned():
+            await self._handler(delivery)

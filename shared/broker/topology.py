@@ -80,6 +80,8 @@ TENANT_HEADER = "headway-tenant"
 """Header of replies to `STORED`: the tenant of the request, since tenants may have equal ids."""
 REASON_HEADER = "headway-reason"
 """Header with a service's reason for a dead letter; the service has notified the producer."""
+QUEUE_HEADER = "headway-queue"
+"""Header with the queue in which a dead letter was."""
 REPLY_MAX_BYTES = 256 * 1024 * 1024
 REPLY_EXPIRES_S = 600.0
 UNCLAIMED_TTL_S = 7 * 24 * 3600.0
@@ -375,6 +377,8 @@ COMMAND_CANCEL = "command.cancel"
 CONTROL_PLAN = "plan.asked"
 CONTROL_USAGE = "usage.asked"
 """Routing key of questions about the usage of tenants."""
+CONTROL_STORIES = "stories.asked"
+"""Routing key of questions about finished requests."""
 
 
 def control_instance(instance_id: str) -> str:
@@ -401,6 +405,7 @@ OBSERVED_ENGINE_KEY = "observed.engine"
 OBSERVED_REQUEST_KEY = "observed.request"
 PREFILLS_KEY = "prefills.agent"
 OBSERVED_SAMPLES_KEY = "observed.samples"
+LSO_KEY = "lso.executed"
 ROUTER_KEY = "router.state"
 LANES_KEY = "lanes.grouper"
 LANES_PULLED_KEY = "lanes.agent"
@@ -413,6 +418,8 @@ TENANT_DEMAND_KEY = "demand.tenants"
 TENANT_GRANTS_KEY = "grants.tenants"
 METERED_KEY = "metered.request"
 USAGE_TODAY_KEY = "usage.today"
+STORIES_KEY = "stories.ended"
+"""Routing key of the records of finished requests."""
 
 
 def plan_key(instance_id: str) -> str:

@@ -11,6 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 
 import structlog
 
@@ -18,9 +19,11 @@ from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage, PublishOutcome
 from shared.broker.queue_list import list_queue
 from shared.broker.retry import publish_until_confirmed, send_best_effort, until_available
-from shared.contracts.base import Seconds, encode
+from shared.contracts.base import Seconds, UnixTime, encode, tag_of
 from shared.contracts.control import LaneNonempty
+from shared.contracts.ends import expiration_s
 from shared.contracts.errors import BrokerAccessError, BrokerConflictError, MeshError
+from shared.contracts.requests import QueuedRequest
 
 log = structlog.get_logger()
 LOCK_RETRY_S: Seconds = 0.05
@@ -196,9 +199,21 @@ async def _notify_nonempty(broker: Broker, queue: str, *, source: str = "", put:
         source: Publisher of the requests, as in its reports; empty before they are published.
         put: Number of requests that *source* has published to *queue* since its start.
     """
-    notice = OutMessage(
-        body=encode(LaneNonempty(queue=queue, source=source, put=put)),
-        kind="lane.nonempty.v1",
-        persistent=False,
-    )
+    notice = OutMessage.transient(LaneNonempty(queue=queue, source=source, put=put))
     await send_best_effort(broker, topology.CONTROL, topology.CONTROL_LANE, notice)
+
+
+def queued_message(request: QueuedRequest, now: UnixTime) -> OutMessage:
+    """The message that puts *request* into a work queue at *now*, where it lasts to its end."""
+    return replace(stored_message(request), expiration_s=expiration_s(request, now))
+
+
+def stored_message(request: QueuedRequest) -> OutMessage:
+    """The message with *request*, without an end: for delay queues and dead letters."""
+    return OutMessage(
+        body=encode(request),
+        kind=tag_of(QueuedRequest),
+        message_id=request.request_id,
+        correlation_id=request.request_id,
+        reply_to=request.reply_to,
+    )

@@ -1,6 +1,8 @@
 """Validation of ingress bodies, for the gateway and for groupers."""
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from shared.api.calls import call_size
 from shared.contracts.errors import ContractError
@@ -9,17 +11,20 @@ from shared.contracts.models import ModelEntry
 from shared.contracts.qos import MAX_TARGET_S, Importance, Slo
 from shared.contracts.requests import PromptText, QueuedRequest, Sampling
 
+PositiveCount = Annotated[int, Meta(ge=1)]
+LeastSeconds = Annotated[float, Meta(ge=0, le=MAX_TARGET_S)]
+
 
 class IngressLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits on the parameters of one request."""
 
-    max_body_bytes: int = 4 * 1024 * 1024
-    default_max_tokens: int = 128
-    min_ttft_s: float = 0.01
+    max_body_bytes: PositiveCount = 4 * 1024 * 1024
+    default_max_tokens: PositiveCount = 128
+    min_ttft_s: LeastSeconds = 0.01
     """Smallest TTFT target; a request with a lower target is refused as infeasible."""
-    min_tbt_s: float = 0.001
-    max_stop_chars: int = 256
-    max_answers: int = 128
+    min_tbt_s: LeastSeconds = 0.001
+    max_stop_chars: PositiveCount = 256
+    max_answers: PositiveCount = 128
     """Largest number of answers of one call, which are generated on one instance."""
 
 

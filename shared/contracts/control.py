@@ -9,6 +9,7 @@ same answer again.
 from enum import Enum
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from shared.contracts.base import (
@@ -206,6 +207,14 @@ class LsoSet(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.set
     max_running: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
 
 
+class LsoRun(_Order, frozen=True, kw_only=True, omit_defaults=True, tag="lso.run.v1"):
+    """Execute an operation that a package of the instance's agent adds."""
+
+    operation: str
+    """Name of the operation's entry point."""
+    arguments: dict[str, str] = msgspec.field(default_factory=dict)
+
+
 class LsoOutcome(Enum):
     """Outcome of an LLM serving operation."""
 
@@ -255,6 +264,7 @@ LsoCommand = (
     | LsoActivate
     | LsoPreempt
     | LsoSet
+    | LsoRun
 )
 Control = (
     RunStop

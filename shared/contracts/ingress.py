@@ -14,6 +14,9 @@ DIGEST_HEADER = "x-headway-digest"
 """AMQP header with the digest of what was asked; used only from trusted publishers."""
 Identifier = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
 Label = Annotated[str, Meta(min_length=1, max_length=128)]
+ModelLabel = Annotated[str, Meta(min_length=1, max_length=256)]
+MAX_PRIORITY = 1000
+Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 
 
 class RequestedSlo(Slo, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -37,7 +40,7 @@ class InferenceRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
     fields are ignored, except inside `slo`; the fields listed in `unsupported` are refused.
     """
 
-    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    model: ModelLabel
     messages: tuple[ChatMessage, ...] | None = None
     prompt: str | tuple[int, ...] | None = None
 
@@ -72,7 +75,7 @@ class InferenceRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
     application: Label | None = None
     """Name of a group of requests with similar output lengths, for the estimator."""
     importance: Importance | None = None
-    priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
+    priority: Priority = 0
     """Priority: higher values are served first; requests with a negative value may be shed."""
     reply: ReplyMode | None = None
     arrived_at: float | None = None
@@ -112,7 +115,7 @@ class CallRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Path of the endpoint in vLLM's API; see `shared.api.calls.SERVED_ENDPOINTS`."""
     body: Raw
     """Body for the endpoint, a JSON object."""
-    model: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    model: ModelLabel | None = None
     """Model of the request, if `body` names none."""
 
     id: Identifier | None = None
@@ -130,7 +133,7 @@ class CallRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
     application: Label | None = None
     """Name of a group of requests with similar output lengths, for the estimator."""
     importance: Importance | None = None
-    priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
+    priority: Priority | None = None
     """
     Priority: higher values are served first. The default is that of `body`, where lower values are
     served first, as in vLLM.

@@ -185,7 +185,8 @@ class AdvisedInstances(Value, frozen=True, kw_only=True, omit_defaults=True):
     present: int
     advised: int
     """
-    Advised total number of instances; equals `present` if these suffice or if no number suffices.
+    Advised total number of instances: more than `present` if these do not suffice, fewer if fewer
+    have sufficed for some time; 0 if nothing has to run.
     """
     bound: int | None = None
     """

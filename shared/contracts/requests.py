@@ -186,8 +186,12 @@ class HistoryEntry(Value, frozen=True, kw_only=True, omit_defaults=True):
     at: UnixTime
     instance_id: InstanceId
     what: str
-    """`evicted`, `swapped out`, `resumed`, `handed back`, `relegated`, ..."""
+    """`evicted`, `swapped out`, `resumed`, `handed back`, `relegated`, `activated`, ..."""
     why: str = ""
+    pulled_at: UnixTime | None = None
+    """Time at which the instance pulled the request; None from agents of older versions."""
+    begun_at: UnixTime | None = None
+    """Begin of the run or activation that the step ended; None if there was none."""
 
 
 MAX_HISTORY = 16
@@ -279,6 +283,8 @@ class QueuedRequest(
     """What the producer asked for and its tenant's policy does not grant."""
     stored: StoredWork | None = None
     """Set if the id is claimed in the store; None: the store does not know the request."""
+    tracestate: str | None = None
+    """Second header of the trace context, which `traceparent` begins."""
 
     @property
     def num_answers(self) -> int:

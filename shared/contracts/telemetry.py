@@ -427,6 +427,23 @@ class ModelActivated(
     path: ActivationPath | None = None
 
 
+class LsoExecuted(Message, frozen=True, kw_only=True, omit_defaults=True, tag="lso.executed.v1"):
+    """One LLM serving operation that an instance has executed, for displays."""
+
+    instance_id: InstanceId
+    at: UnixTime
+    lso: str
+    """Kind of the operation."""
+    outcome: str
+    """`LsoOutcome` as text."""
+    subject: str = ""
+    """Model, request or setting that the operation concerns."""
+    reason: str = ""
+    message: str = ""
+    """What the operation did, the reason of a refusal, or the failure."""
+    duration_s: Seconds = 0.0
+
+
 Telemetry = (
     InstanceStatus
     | LanesObserved
@@ -435,4 +452,5 @@ Telemetry = (
     | IterationsObserved
     | RequestObserved
     | ModelActivated
+    | LsoExecuted
 )

@@ -1,7 +1,6 @@
 """`python -m shared.store`: the verbs of `headway store`, also in images without that command."""
 
-import sys
+from shared.runtime.program import Program
+from shared.store.cli import store_app
 
-from shared.store.cli import main
-
-raise SystemExit(main(sys.argv[1:], prog="python -m shared.store"))
+raise SystemExit(Program(store_app("python -m shared.store")).main())

@@ -20,7 +20,8 @@ class GroupCommit(Generic[Item, Result]):
 
     Args:
         write: Writes items in one transaction and returns the result of each, in order.
-        gather_s: Time for which the first item of a group waits for others.
+        period_s: Least time between the starts of two transactions, in which items collect. An item
+            that comes later than that after the last start is written at once.
         max_items: Maximum number of items of a transaction.
     """
 
@@ -28,11 +29,13 @@ class GroupCommit(Generic[Item, Result]):
         self,
         write: Callable[[Sequence[Item]], Awaitable[Sequence[Result]]],
         *,
-        gather_s: Seconds = 0.0,
+        period_s: Seconds = 0.0,
         max_items: int = MAX_ITEMS,
     ) -> None:
         self._write = write
-        self._gather_s = gather_s
+        self._period_s = period_s
+        self._may_start_at = 0.0
+        """Loop time at which the next transaction may start."""
         self._max_items = max_items
         self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
         self._writer: asyncio.Task[None] | None = None
@@ -51,10 +54,13 @@ class GroupCommit(Generic[Item, Result]):
         return await done
 
     async def _write_all(self) -> None:
+        loop = asyncio.get_running_loop()
         try:
             while self._waiting:
-                if self._gather_s and len(self._waiting) < self._max_items:
-                    await asyncio.sleep(self._gather_s)
+                delay_s = self._may_start_at - loop.time()
+                if delay_s > 0.0 and len(self._waiting) < self._max_items:
+                    await asyncio.sleep(delay_s)
+                self._may_start_at = loop.time() + self._period_s
                 number = min(len(self._waiting), self._max_items)
                 group = [self._waiting.popleft() for _ in range(number)]
                 await self._write_group(group)

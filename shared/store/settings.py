@@ -10,10 +10,17 @@ Count = Annotated[int, Meta(ge=0)]
 DAY_S = 86400.0
 RESPONSE = "response"
 """Purpose of stored responses."""
-DEFAULT_RETENTION_S = {"batch": 30 * DAY_S, "batch_output": 30 * DAY_S, RESPONSE: 30 * DAY_S}
+BATCH_RECORD = "batch_record"
+"""Purpose of the records of batches that have ended."""
+DEFAULT_RETENTION_S = {
+    "batch": 30 * DAY_S,
+    "batch_output": 30 * DAY_S,
+    RESPONSE: 30 * DAY_S,
+    BATCH_RECORD: 90 * DAY_S,
+}
 """
 Files of batches and responses expire as in OpenAI's API; other files are kept until they are
-deleted.
+deleted. Records of batches outlive the files, so that counts and ends can be looked up.
 """
 
 
@@ -56,7 +63,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     )
     """
     Purpose -> time after which a new file expires at the latest; `response` is the purpose of
-    stored responses.
+    stored responses, and `batch_record` that of batches, whose time counts from their end.
     """
     tenant_retention_s: dict[str, dict[str, PositiveS]] = {}
     """Tenant -> purpose -> time, instead of `retention_s`."""
@@ -71,7 +78,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     away; then requests with keys get status 503.
     """
     retention_period_s: PositiveS = 30.0
-    """Period in which expired files and requests are deleted."""
+    """Period in which expired files, requests, responses and batches are deleted."""
     sweep_period_s: PositiveS = 3600.0
     """Period in which bodies without a file, and files without a body, are searched for."""
     orphan_grace_s: PositiveS = DAY_S

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
-import structlog
 from aio_pika.connection import make_url
 from aio_pika.robust_connection import RobustConnection
 from aiormq.abc import AbstractConnection
@@ -21,8 +20,9 @@ from shared.broker.amqp.errors import amqp_errors
 from shared.broker.arguments import exchange_arguments, queue_arguments
 from shared.broker.protocol import ExchangeSpec, QueueSpec
 from shared.contracts.errors import BrokerUnavailableError, SettingsError
+from shared.runtime.events import EventLogger
 
-log = structlog.get_logger()
+log = EventLogger(__name__)
 
 CLOSE_TIMEOUT_S = 5.0
 MAX_CHANNEL_NUMBER = 65535
@@ -207,6 +207,11 @@ class AmqpConnection:
         with suppress(BrokerUnavailableError), amqp_errors("close"):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await robust.close()
+
+
+def broker_user(url: str) -> str:
+    """User name in *url*; RabbitMQ rejects messages with another user id."""
+    return unquote(urlsplit(url).username or "guest")
 
 
 def _is_refused_vhost(error: BaseException | None) -> bool:

@@ -56,6 +56,7 @@ class DeliveryChannel:
             redelivered=bool(message.redelivered),
             delivery_count=count if isinstance(count, int) else 0,
             settler=partial(self._settle, cast("int", message.delivery_tag)),
+            has_returned=lambda: self.gone,
         )
 
     async def retire(self) -> None:
@@ -74,20 +75,21 @@ class DeliveryChannel:
             try:
                 with amqp_errors("settle"):
                     async with asyncio.timeout(SETTLE_TIMEOUT_S):
-                        if how is Settlement.ACK:
-                            await self.raw.basic_ack(tag, wait=False)
-                        else:
-                            # basic.reject, since RabbitMQ 4.3 and later do not count a requeue by
-                            # basic.nack as a delivery.
-                            await self.raw.basic_reject(
-                                tag, requeue=how is Settlement.REQUEUE, wait=False
-                            )
+                        await self._send(tag, how)
             except MeshError:
                 sent = False
         self._unsettled -= 1
         if self._retired:
             await self._close_when_done()
         return sent
+
+    async def _send(self, tag: int, how: Settlement) -> None:
+        if how is Settlement.ACK:
+            await self.raw.basic_ack(tag, wait=False)
+            return
+        # basic.reject, since RabbitMQ 4.3 and later do not count a requeue by basic.nack as a
+        # delivery.
+        await self.raw.basic_reject(tag, requeue=how is Settlement.REQUEUE, wait=False)
 
     async def _close_when_done(self) -> None:
         if self._unsettled == 0 and not self.gone:

@@ -3,13 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 
-import structlog
-
 from shared.broker.amqp.subscription import AmqpSubscription
 from shared.broker.protocol import BindingSpec, QueueSpec
 from shared.contracts.errors import MeshError, QueueNotFoundError
+from shared.runtime.events import EventLogger
 
-log = structlog.get_logger()
+log = EventLogger(__name__)
 
 FIRST_RETRY_S = 0.1
 MAX_RETRY_S = 5.0

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import structlog
 from aiormq.abc import DeliveredMessage
 
 from shared.broker.amqp.connection import AmqpConnection
@@ -13,8 +12,9 @@ from shared.broker.amqp.errors import amqp_errors
 from shared.broker.protocol import DeliveryHandler
 from shared.broker.tasks import OwnedTasks
 from shared.contracts.errors import MeshError
+from shared.runtime.events import EventLogger
 
-log = structlog.get_logger()
+log = EventLogger(__name__)
 
 
 class AmqpSubscription:

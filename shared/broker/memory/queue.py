@@ -198,6 +198,7 @@ class MemoryQueue:
             redelivered=stored.redelivered,
             delivery_count=stored.delivery_count,
             settler=partial(self._settle, stored, session),
+            has_returned=lambda: not session.open,
         )
 
     async def _settle(self, stored: StoredMessage, session: MemorySession, how: Settlement) -> bool:

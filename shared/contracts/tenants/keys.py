@@ -15,7 +15,9 @@ class Scope(Enum):
     FILES = "files"
     BATCHES = "batches"
     OPERATOR = "operator"
-    """Views of the whole mesh, read only: usage of all tenants."""
+    """Views of the whole mesh, read only: the console, and usage of all tenants."""
+    PROMPTS = "prompts"
+    """Prompts of dead letters in the console."""
 
 
 class ApiKey(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

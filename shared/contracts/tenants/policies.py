@@ -82,7 +82,7 @@ class TenantsState(Value, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class MeterDemand(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """What one grouper has and wants of one limit of one tenant, in requests or tokens."""
+    """What one grouper holds and needs of one limit of one tenant, in requests or tokens."""
 
     balance: int = 0
     """Granted and not used yet."""
@@ -93,14 +93,14 @@ class MeterDemand(Value, frozen=True, kw_only=True, omit_defaults=True):
     open: int = 0
     """Used by requests that have not ended; 0 for limits per minute."""
     wanted: int = 0
-    """Balance that the grouper wants to have."""
+    """Balance that the grouper needs."""
     unit: int = 0
     """What the last request needed; less is of no use."""
 
 
 class TenantDemand(Message, frozen=True, kw_only=True, omit_defaults=True, tag="tenant.demand.v1"):
     """
-    What one grouper has and wants of the limits of tenants; published while it uses them.
+    What one grouper holds and needs of the limits of tenants; published while it uses them.
 
     The grouper that consumes `headway.tenants` answers with `TenantGrants`; all groupers read both.
     """
@@ -117,7 +117,7 @@ class TenantDemand(Message, frozen=True, kw_only=True, omit_defaults=True, tag="
 
 
 class MeterGrant(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """One limit of one tenant, as the allocator knows it."""
+    """State of one limit of one tenant at the allocator."""
 
     limit: int
     granted: int = 0
@@ -144,7 +144,7 @@ class TenantGrants(Message, frozen=True, kw_only=True, omit_defaults=True, tag="
     answers_at: UnixTime
     """`at` of the demand."""
     is_settled: bool = True
-    """False while the allocator does not know yet which permits other groupers have."""
+    """False until the allocator has the demands of the other groupers."""
     meters: dict[TenantId, dict[LimitKind, MeterGrant]] = {}
 
 

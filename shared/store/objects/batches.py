@@ -1,11 +1,11 @@
 """Rows of batches: what a tenant asked for, how far it is, and which files have the results."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, exists, insert, or_, select, update
+from sqlalchemy import Row, and_, delete, exists, false, insert, or_, select, update
 
 from shared.contracts.base import Seconds, TenantId, UnixTime
 from shared.store.database import Database
@@ -98,6 +98,14 @@ class BatchEnd(msgspec.Struct, frozen=True, kw_only=True):
     """JSON of the reasons, if the batch failed."""
     notice: Notice | None = None
     """Event for webhooks; None without a receiver."""
+
+
+class KeptBatches(msgspec.Struct, frozen=True, kw_only=True):
+    """Times since their ends for which records of batches are kept; None without a limit."""
+
+    default_s: Seconds | None
+    tenants_s: Mapping[TenantId, Seconds | None] = {}
+    """Tenant -> its time, instead of `default_s`."""
 
 
 class BatchRows:
@@ -287,6 +295,28 @@ class BatchRows:
                 update(batches).where(batches.c.id == batch_id).values(**values)
             )
             await enqueue(connection, self._database, [end.notice] if end.notice else [])
+
+    async def remove_ended(self, lease: Lease, kept: KeptBatches, *, limit: int) -> int:
+        """
+        Remove at most *limit* batches whose time since their end has passed; return their number.
+
+        Raises:
+            StaleLeaseError: Another process holds the lease.
+        """
+        age_s = self._database.now - batches.c.ended_at
+        others = batches.c.tenant.not_in(list(kept.tenants_s))
+        over = [
+            and_(batches.c.tenant == tenant, age_s >= kept_s)
+            for tenant, kept_s in kept.tenants_s.items()
+            if kept_s is not None
+        ]
+        if kept.default_s is not None:
+            over.append(and_(others, age_s >= kept.default_s))
+        expired = select(batches.c.id).where(or_(false(), *over)).limit(limit)
+        async with self._leases.fenced(lease) as connection:
+            ids = list((await connection.execute(expired)).scalars())
+            await connection.execute(delete(batches).where(batches.c.id.in_(ids)))
+        return len(ids)
 
 
 def _is_open() -> Any:

@@ -33,6 +33,8 @@ class ClaimAsked(msgspec.Struct, frozen=True, kw_only=True):
     reply_to: str | None
     kept_s: Seconds
     model: str
+    endpoint: str | None = None
+    """Path of the API call; None for a request that is not a call."""
 
     @property
     def key(self) -> Key:
@@ -99,6 +101,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """`completed`, or the code of the error."""
     final: bytes
     at: UnixTime
+    answered_by: Started | None = None
+    """The run that answered: notes of starts may come later than the answer, or never."""
     is_refusal: bool = False
     """True if the request was refused before it was grouped."""
 

@@ -8,7 +8,21 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Row, Update, and_, bindparam, delete, func, insert, select, tuple_, update
+from sqlalchemy import (
+    Double,
+    Row,
+    Text,
+    Update,
+    and_,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    select,
+    tuple_,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from shared.contracts.base import RequestId, Seconds, TenantId
@@ -58,7 +72,7 @@ class RequestRows:
             For each request, True if the row is new; False if the id was used before.
         """
         now = self._database.now
-        rows = [_values(each) | {"is_asked": True, "endpoint": each.endpoint} for each in asked]
+        rows = [_values(each) | {"is_asked": True} for each in asked]
         keys = sorted(each.key for each in asked)
         expired = and_(
             tuple_(requests.c.tenant, requests.c.id).in_(keys), requests.c.expires_at <= now
@@ -193,6 +207,7 @@ class RequestRows:
             For each request, the final that counts, and the reply queues that wait for it.
         """
         keys = sorted({each.key for each in ended})
+        answered = and_(requests.c.runs == 0, bindparam("to_instance_id", type_=Text).is_not(None))
         keep = (
             update(requests)
             .where(_is_given())
@@ -201,6 +216,13 @@ class RequestRows:
                 outcome=bindparam("to_outcome"),
                 ended_at=bindparam("to_ended_at"),
                 expires_at=self._database.now + requests.c.kept_s,
+                instance_id=func.coalesce(
+                    bindparam("to_instance_id", type_=Text), requests.c.instance_id
+                ),
+                started_at=func.coalesce(
+                    bindparam("to_started_at", type_=Double), requests.c.started_at
+                ),
+                runs=case((answered, 1), else_=requests.c.runs),
             )
         )
         kept: list[dict[str, Any]] = []
@@ -214,14 +236,7 @@ class RequestRows:
                 if each.is_refusal and (row.grouped_at is not None or not row.is_asked):
                     continue  # a repeat was refused, or the same id may be asked again
                 finals[each.key] = each.final
-                kept.append(
-                    _given(each.key)
-                    | {
-                        "to_final": each.final,
-                        "to_outcome": each.outcome,
-                        "to_ended_at": each.at,
-                    }
-                )
+                kept.append(_given(each.key) | _values_of_end(each))
             if kept:
                 await connection.execute(keep, kept)
             waiting = await self._waiting(connection, keys)
@@ -375,7 +390,19 @@ def _values(asked: Asked | ClaimAsked) -> dict[str, Any]:
         "id": asked.request_id,
         "digest": asked.digest,
         "model": asked.model,
+        "endpoint": asked.endpoint,
         "kept_s": asked.kept_s,
+    }
+
+
+def _values_of_end(ended: Ended) -> dict[str, Any]:
+    run = ended.answered_by
+    return {
+        "to_final": ended.final,
+        "to_outcome": ended.outcome,
+        "to_ended_at": ended.at,
+        "to_instance_id": None if run is None else run.instance_id,
+        "to_started_at": None if run is None else run.at,
     }
 
 
