@@ -1,9 +1,9 @@
 """Requests of one producer that are in progress; passes replies to their generations without IO."""
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-
-from cachetools import LRUCache
+from typing import TypeVar
 
 from shared.contracts.base import RequestId, UnixTime
 from shared.contracts.control import StopReason
@@ -23,6 +23,16 @@ from shared.producer.generation import Generation
 FINISHED_MEMORY = 65_536
 ID_CONFLICT = "id_conflict"
 StopOrder = tuple[RequestId, SendStop]
+T = TypeVar("T")
+
+
+class _Recent(OrderedDict[RequestId, T]):
+    """Facts about the requests that ended last, at most `FINISHED_MEMORY`."""
+
+    def __setitem__(self, request_id: RequestId, fact: T) -> None:
+        super().__setitem__(request_id, fact)
+        if len(self) > FINISHED_MEMORY:
+            self.popitem(last=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +73,9 @@ class Outstanding:
         self._entries: dict[RequestId, _Entry] = {}
         self._failing: set[RequestId] = set()
         """Requests with a held-back failure, on which `tick` decides."""
-        self._finished: LRUCache[RequestId, StopReason] = LRUCache(FINISHED_MEMORY)
+        self._finished: _Recent[StopReason] = _Recent()
         """Id of a recently ended request -> reason with which its late runs are stopped."""
-        self._left: LRUCache[RequestId, Asked] = LRUCache(FINISHED_MEMORY)
+        self._left: _Recent[Asked] = _Recent()
         """
         Id of a request that continues without callers -> what was asked. Its final may still come,
         and must not answer another request under the same id.

@@ -7,13 +7,12 @@ from typing import Self
 from uuid import uuid4
 
 import msgspec
-import structlog
 
 from shared.broker import topology
 from shared.broker.protocol import Broker, HeaderValue, OutMessage, PublishOutcome
 from shared.broker.retry import publish_until_confirmed
 from shared.broker.tasks import OwnedTasks
-from shared.contracts.base import RequestId, TenantId, encode, tag_of
+from shared.contracts.base import RequestId, TenantId, encode
 from shared.contracts.control import RequestCancel, StoredCancel
 from shared.contracts.errors import (
     BrokerConflictError,
@@ -35,12 +34,13 @@ from shared.producer.generation import Generation
 from shared.producer.outstanding import Asked, Outstanding
 from shared.producer.replies import ReplyReader
 from shared.runtime.clock import Clock
+from shared.runtime.events import EventLogger
+from shared.tracing.context import TraceContext
 
-log = structlog.get_logger()
+log = EventLogger(__name__)
 
 REQUEST_KIND = "inference.request.v1"
 """AMQP type of a request message, whose body has no tag (as in llm-d-async)."""
-TRACEPARENT_HEADER = "traceparent"
 FULL_RETRY_AFTER_S = 5.0
 Request = InferenceRequest | CallRequest
 
@@ -147,7 +147,7 @@ class Producer:
         body: Request,
         *,
         reply: ReplyMode,
-        traceparent: str | None = None,
+        trace: TraceContext | None = None,
         digest: str | None = None,
     ) -> Generation:
         """
@@ -159,7 +159,7 @@ class Producer:
         Args:
             body: Request body; a missing `id` or `arrived_at` is added.
             reply: Whether replies contain tokens as they are generated, or only the final.
-            traceparent: W3C trace context that is sent with the request.
+            trace: W3C's trace context, which is sent with the request.
             digest: Digest of what is asked, if the same request may be asked again under its id,
                 here or at another producer. Only the first message makes a request of the mesh; the
                 others get its final. Such a request continues when its consumer leaves.
@@ -173,7 +173,7 @@ class Producer:
         """
         request_id = RequestId(body.id or f"req-{uuid4().hex}")
         if digest is not None:
-            return await self._submit_again(body, request_id, reply, traceparent, digest)
+            return await self._submit_again(body, request_id, reply, trace, digest)
         if request_id in self._outstanding:
             raise ContractError(
                 f"request {request_id} is already in progress",
@@ -182,9 +182,9 @@ class Producer:
                 status=409,
             )
         streaming = reply is ReplyMode.STREAM
-        generation = Generation(request_id, cancel=self._cancel)
+        generation = Generation(request_id, cancel=self.cancel)
         self._outstanding.add(generation, streaming=streaming)
-        message = self._message(body, request_id, reply, self._headers(traceparent))
+        message = self._message(body, request_id, reply, self._headers(trace))
         try:
             await self._publish(body, replace(message, reply_to=self.reply_queue))
         except (CapacityError, _UnroutableError):
@@ -197,7 +197,7 @@ class Producer:
         return generation
 
     async def publish_stored(
-        self, body: Request, *, digest: str, traceparent: str | None = None
+        self, body: Request, *, digest: str, trace: TraceContext | None = None
     ) -> None:
         """
         Publish a request whose final only the store gets, durably.
@@ -207,7 +207,7 @@ class Producer:
         Args:
             body: Request body with an id and a tenant.
             digest: Digest of what is asked.
-            traceparent: W3C trace context that is sent with the request.
+            trace: W3C's trace context, which is sent with the request.
 
         Raises:
             CapacityError: The global queue is full.
@@ -217,9 +217,22 @@ class Producer:
         """
         if not body.id or not body.tenant:
             raise ValueError("the store finds requests by tenant and id: both must be set")
-        headers = self._headers(traceparent, digest)
+        headers = self._headers(trace, digest)
         message = self._message(body, RequestId(body.id), ReplyMode.FINAL, headers)
         await self._publish(body, message)
+
+    async def cancel(self, request_id: RequestId) -> None:
+        """
+        Cancel a request of this producer, wherever it is, also one that may be asked again.
+
+        The request ends for its callers immediately; the call then only waits for the broker's
+        answer. No-op if the request has ended.
+        """
+        if request_id not in self._outstanding:
+            return
+        task = self._give_up(request_id) or self._cancel_in_mesh(request_id)
+        # A cancelled caller must not cancel the publish of its message.
+        await asyncio.shield(task)
 
     async def cancel_stored(self, tenant: TenantId, request_id: RequestId) -> None:
         """
@@ -230,12 +243,7 @@ class Producer:
                 receives it.
         """
         command = StoredCancel(tenant=tenant, request_id=request_id)
-        message = OutMessage(
-            body=encode(command),
-            kind=tag_of(StoredCancel),
-            persistent=False,
-            user_id=self._user_id,
-        )
+        message = OutMessage.transient(command, user_id=self._user_id)
         outcome = await publish_until_confirmed(
             self._broker,
             topology.CONTROL,
@@ -253,7 +261,7 @@ class Producer:
         body: Request,
         request_id: RequestId,
         reply: ReplyMode,
-        traceparent: str | None,
+        trace: TraceContext | None,
         digest: str,
     ) -> Generation:
         """Submit a request that may have been submitted before under its id."""
@@ -267,7 +275,7 @@ class Producer:
             streaming = reply is ReplyMode.STREAM
             self._outstanding.add(generation, streaming=streaming, asked=asked)
             if request_id not in self._publishing:
-                headers = self._headers(traceparent, digest)
+                headers = self._headers(trace, digest)
                 message = self._message(body, request_id, reply, headers)
                 self._publishing[request_id] = self._tasks.spawn(
                     self._publish_for_all(body, replace(message, reply_to=self.reply_queue)),
@@ -322,11 +330,11 @@ class Producer:
                 )
 
     def _headers(
-        self, traceparent: str | None, digest: str | None = None
+        self, trace: TraceContext | None, digest: str | None = None
     ) -> dict[str, HeaderValue]:
         headers: dict[str, HeaderValue] = {}
-        if traceparent:
-            headers[TRACEPARENT_HEADER] = traceparent
+        if trace is not None:
+            headers |= trace.headers
         if digest is not None:
             headers |= {IDEMPOTENT_HEADER: True, DIGEST_HEADER: digest}
         return headers
@@ -351,26 +359,24 @@ class Producer:
             user_id=self._user_id,
         )
 
-    async def _cancel(self, request_id: RequestId) -> None:
-        if (task := self._give_up(request_id)) is not None:
-            # A cancelled consumer must not cancel the publish of its message.
-            await asyncio.shield(task)
-
     def _give_up(self, request_id: RequestId) -> asyncio.Task[None] | None:
-        """Drop the request, and cancel it in the mesh in the background."""
+        """
+        Drop the request, and cancel it in the mesh in the background, unless it may be asked again.
+        """
         if not self._outstanding.cancel(request_id, self._clock.now()):
             return None
+        return self._cancel_in_mesh(request_id)
+
+    def _cancel_in_mesh(self, request_id: RequestId) -> asyncio.Task[None]:
         return self._tasks.spawn(self._publish_cancel(request_id), name=f"cancel {request_id}")
 
     async def _publish_cancel(self, request_id: RequestId) -> None:
-        message = OutMessage(
-            body=encode(RequestCancel(request_id=request_id, reply_to=self.reply_queue)),
-            kind=tag_of(RequestCancel),
-            persistent=False,
-        )
+        cancel = RequestCancel(request_id=request_id, reply_to=self.reply_queue)
         try:
             # One attempt suffices: if the cancellation is lost, each run that starts later is
             # stopped individually.
-            await self._broker.publish(topology.CONTROL, topology.CONTROL_CANCEL, message)
+            await self._broker.publish(
+                topology.CONTROL, topology.CONTROL_CANCEL, OutMessage.transient(cancel)
+            )
         except (TransientError, BrokerConflictError) as error:
             log.warning("request.cancel_lost", request_id=request_id, error=str(error))

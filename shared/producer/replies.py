@@ -2,20 +2,19 @@
 
 import asyncio
 
-import structlog
-
 from shared.broker import topology
 from shared.broker.protocol import Broker, Delivery, OutMessage, Settlement, Subscription
 from shared.broker.tasks import OwnedTasks
-from shared.contracts.base import Decoder, encode, tag_of
+from shared.contracts.base import Decoder
 from shared.contracts.control import RunStop
 from shared.contracts.errors import ContractError, TransientError
 from shared.contracts.requests import Reply
 from shared.producer.outstanding import Outstanding, StopOrder
 from shared.runtime.clock import Clock
+from shared.runtime.events import EventLogger
 from shared.runtime.tasks import every
 
-log = structlog.get_logger()
+log = EventLogger(__name__)
 
 PREFETCH = 256
 TICK_S = 1.0
@@ -72,10 +71,8 @@ class ReplyReader:
 
     async def _send_stop(self, order: StopOrder) -> None:
         request_id, stop = order
-        message = OutMessage(
-            body=encode(RunStop(request_id=request_id, run_id=stop.run_id, reason=stop.reason)),
-            kind=tag_of(RunStop),
-            persistent=False,
+        message = OutMessage.transient(
+            RunStop(request_id=request_id, run_id=stop.run_id, reason=stop.reason)
         )
         log.info("run.stopped", request_id=request_id, run_id=stop.run_id, reason=stop.reason.value)
         try:

@@ -1,0 +1,269 @@
+// Client of a Headway mesh over AMQP: submits requests, reads their answers, cancels them, and asks
+// about them.
+
+import { randomUUID } from "node:crypto";
+
+import { RequestAssembly } from "./assembly.js";
+import { EXCHANGES, KINDS } from "./contract.js";
+import { BrokerError, HeadwayError, RequestError } from "./errors.js";
+import { userOf } from "./link.js";
+import { Publisher } from "./publisher.js";
+import { Replies } from "./replies.js";
+
+export { BrokerError, HeadwayError, RequestError };
+
+const GIVE_UP_AFTER_S = 60;
+const STATUS_TIMEOUT_S = 10;
+const FINISHED_MEMORY = 65_536;
+const TICK_MS = 1_000;
+/** Routing keys of the control exchange. */
+const CANCEL = "all.cancel";
+const QUESTION = "request.asked";
+
+/** The answer to a submitted request, for one reader. Each token comes once. */
+export class Answer {
+  #parts = [];
+  #changed = () => {};
+  #cancel;
+  #finished;
+  #finish;
+  #ended = false;
+  #diverged = false;
+
+  constructor(requestId, cancel) {
+    this.requestId = requestId;
+    this.#cancel = cancel;
+    // It always resolves: an answer that is not awaited must not end the process.
+    this.#finished = new Promise((resolve) => (this.#finish = resolve));
+  }
+
+  /** Parts of the answer as they arrive; together they equal the final. */
+  async *stream() {
+    for (;;) {
+      while (this.#parts.length > 0) yield this.#parts.shift();
+      if (this.#diverged) {
+        const text = "a repeated run generated tokens that differ from those sent before";
+        throw new HeadwayError("run_diverged", text);
+      }
+      if (this.#ended) break;
+      await new Promise((resolve) => (this.#changed = resolve));
+    }
+    await this.wait();
+  }
+
+  /** The final; rejects with `RequestError` if the request has ended without its whole answer. */
+  async wait() {
+    const final = await this.#finished;
+    if (final.kind === KINDS.RequestFailed) throw new RequestError(final.error);
+    return final;
+  }
+
+  /** Cancel the request, wherever it is. */
+  async cancel() {
+    await this.#cancel(this.requestId);
+  }
+
+  /** Take an effect of the assembly; the client calls this method. */
+  take(effect) {
+    if (effect.type === "part") this.#parts.push(effect.part);
+    if (effect.type === "diverged") this.#diverged = true;
+    if (effect.type === "finished") {
+      this.#ended = true;
+      this.#finish(effect.final);
+    }
+    this.#changed();
+  }
+}
+
+/** A connection to the mesh; `connect` opens it. */
+export class Client {
+  #publisher = new Publisher();
+  #replies;
+  #userId;
+  #giveUpAfterMs;
+  /** Request id -> {assembly, answer, isIdempotent} of the requests in progress. */
+  #outstanding = new Map();
+  /** Request id -> reason with which late runs of an ended request are stopped. */
+  #finished = new Map();
+  /** Request id -> functions that take the answer to a question. */
+  #questions = new Map();
+  #timer;
+
+  constructor(url, { name, giveUpAfterS }) {
+    this.#userId = userOf(url);
+    this.#giveUpAfterMs = 1_000 * giveUpAfterS;
+    this.#replies = new Replies(`reply.${name}.${randomUUID()}`, (reply) => this.#observe(reply));
+    this.#timer = setInterval(() => this.#tick(), TICK_MS);
+    this.#timer.unref();
+  }
+
+  async open(url, name) {
+    try {
+      await this.#publisher.open(url, `${name} publish`);
+      await this.#replies.open(url, `${name} consume`);
+    } catch (error) {
+      await this.#disconnect();
+      throw error;
+    }
+  }
+
+  /** Publish a request durably: when the promise resolves, the broker has the request. */
+  async submit(fields, { idempotent = false, traceparent } = {}) {
+    if (idempotent && !fields.id) {
+      throw new HeadwayError("invalid_request", "an idempotent request needs an id");
+    }
+    const requestId = fields.id ?? `req-${randomUUID()}`;
+    if (this.#outstanding.has(requestId)) {
+      throw new HeadwayError("duplicate_request", `request ${requestId} is already in progress`);
+    }
+    const reply = fields.reply ?? (fields.endpoint && !fields.body?.stream ? "final" : "stream");
+    const assembly = new RequestAssembly(requestId, { streaming: reply === "stream" });
+    const answer = new Answer(requestId, (id) => this.#cancel(id));
+    this.#outstanding.set(requestId, { assembly, answer, isIdempotent: idempotent });
+    const body = { arrived_at: Date.now() / 1_000, ...fields, id: requestId, reply };
+    const headers = { ...(traceparent && { traceparent }) };
+    if (idempotent) headers["x-headway-idempotent"] = true;
+    const key = fields.slo?.ttft_s == null ? "rest" : "interactive";
+    try {
+      await this.#publish(EXCHANGES.requests, key, body, {
+        messageId: requestId,
+        correlationId: requestId,
+        persistent: true,
+        replyTo: this.#replies.queue,
+        type: "inference.request.v1",
+        headers,
+      });
+    } catch (error) {
+      const mayHaveArrived = error.code === "broker_unavailable" && !idempotent;
+      if (mayHaveArrived) this.#cancel(requestId);
+      else this.#outstanding.delete(requestId);
+      throw error;
+    }
+    return answer;
+  }
+
+  /** How far an idempotent request of this user has come. */
+  async status(requestId, { timeoutS = STATUS_TIMEOUT_S } = {}) {
+    const answered = new Promise((resolve) => {
+      const waiting = this.#questions.get(requestId) ?? [];
+      this.#questions.set(requestId, [...waiting, resolve]);
+    });
+    const question = { request_id: requestId, reply_to: this.#replies.queue };
+    await this.#control(QUESTION, KINDS.RequestAsked, question, this.#giveUpAfterMs);
+    let timer;
+    const late = new Promise((_, reject) => {
+      const text = "no planner has answered in time; is the mesh running?";
+      const error = new BrokerError("broker_unavailable", text);
+      timer = setTimeout(reject, 1_000 * timeoutS, error);
+    });
+    const status = await Promise.race([answered, late]).finally(() => clearTimeout(timer));
+    if (status.problem) throw new RequestError(status.problem);
+    return status;
+  }
+
+  /** Close the connection; requests in progress are cancelled, except idempotent ones. */
+  async close() {
+    const ending = [...this.#outstanding].map(([requestId, { assembly, isIdempotent }]) => {
+      if (!isIdempotent) return this.#cancel(requestId);
+      return this.#apply(requestId, assembly.cancel(Date.now() / 1_000));
+    });
+    await Promise.all(ending);
+    await this.#replies.deleteQueue();
+    await this.#disconnect();
+  }
+
+  async #disconnect() {
+    clearInterval(this.#timer);
+    await Promise.all([this.#publisher.close(), this.#replies.close()]);
+  }
+
+  async #cancel(requestId) {
+    const entry = this.#outstanding.get(requestId);
+    if (entry === undefined) return;
+    this.#apply(requestId, entry.assembly.cancel(Date.now() / 1_000));
+    const command = { request_id: requestId, reply_to: this.#replies.queue };
+    // If the cancellation is lost, each run that starts later is stopped.
+    await this.#control(CANCEL, KINDS.RequestCancel, command).catch(() => {});
+  }
+
+  #observe(reply) {
+    const now = Date.now() / 1_000;
+    if (reply.kind === KINDS.TokensEmitted) {
+      for (const chunk of reply.chunks) {
+        const entry = this.#outstanding.get(chunk.request_id);
+        if (entry) this.#apply(chunk.request_id, entry.assembly.observeChunk(chunk, now));
+      }
+      return;
+    }
+    const requestId = reply.request_id;
+    if (reply.kind === KINDS.RequestStatus) {
+      const waiting = this.#questions.get(requestId) ?? [];
+      this.#questions.delete(requestId);
+      for (const resolve of waiting) resolve(reply);
+      return;
+    }
+    const entry = this.#outstanding.get(requestId);
+    if (entry) {
+      this.#apply(requestId, entry.assembly.observe(reply, now));
+    } else if (reply.kind === KINDS.RunStarted && this.#finished.has(requestId)) {
+      this.#stop(requestId, reply.run_id, reply.instance_id, this.#finished.get(requestId));
+    }
+  }
+
+  #apply(requestId, effects) {
+    const { answer, assembly } = this.#outstanding.get(requestId);
+    for (const effect of effects) {
+      if (effect.type === "stop") {
+        this.#stop(requestId, effect.runId, effect.instanceId, effect.reason);
+      } else {
+        answer.take(effect);
+      }
+      if (effect.type === "finished") this.#remember(requestId, assembly.finished);
+    }
+  }
+
+  #remember(requestId, reason) {
+    const { isIdempotent } = this.#outstanding.get(requestId);
+    this.#outstanding.delete(requestId);
+    if (isIdempotent) return; // its id may be asked again
+    this.#finished.set(requestId, reason);
+    if (this.#finished.size > FINISHED_MEMORY) {
+      this.#finished.delete(this.#finished.keys().next().value);
+    }
+  }
+
+  /** Stop a run that is not needed; a lost command only wastes work. */
+  #stop(requestId, runId, instanceId, reason) {
+    const command = { request_id: requestId, run_id: runId, reason };
+    this.#control(`instance.${instanceId}`, KINDS.RunStop, command).catch(() => {});
+  }
+
+  #tick() {
+    const now = Date.now() / 1_000;
+    for (const [requestId, { assembly }] of [...this.#outstanding]) {
+      this.#apply(requestId, assembly.tick(now));
+    }
+  }
+
+  /** Publish a command or a question, by default in one attempt. */
+  #control(key, kind, message, giveUpAfterMs = 0) {
+    const properties = { messageId: randomUUID(), type: kind, mandatory: false, giveUpAfterMs };
+    return this.#publish(EXCHANGES.control, key, { kind, ...message }, properties);
+  }
+
+  #publish(exchange, key, message, properties) {
+    const complete = { userId: this.#userId, giveUpAfterMs: this.#giveUpAfterMs, ...properties };
+    return this.#publisher.publish(exchange, key, JSON.stringify(message), complete);
+  }
+}
+
+/**
+ * Open a client. Lost connections are restored in the background.
+ *
+ * Rejects with a `BrokerError` if the broker does not answer or refuses the login.
+ */
+export async function connect(url, { name = "client", giveUpAfterS = GIVE_UP_AFTER_S } = {}) {
+  const client = new Client(url, { name, giveUpAfterS });
+  await client.open(url, name);
+  return client;
+}

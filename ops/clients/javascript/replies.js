@@ -1,0 +1,65 @@
+// The reply queue of a client, and its consumer.
+
+import { EXCHANGES } from "./contract.js";
+import { endTogether, openLink } from "./link.js";
+
+const PREFETCH = 256;
+const ARGUMENTS = {
+  "x-queue-type": "classic",
+  "x-max-length-bytes": 256 * 1024 * 1024,
+  "x-overflow": "drop-head",
+  "x-expires": 600_000,
+};
+
+export class Replies {
+  #link;
+  #channel = null;
+  #observe;
+
+  /** *observe* gets each reply, in order. */
+  constructor(queue, observe) {
+    this.queue = queue;
+    this.#observe = observe;
+  }
+
+  async open(url, name) {
+    this.#link = await openLink(url, name, (connection) => this.#setup(connection));
+  }
+
+  async close() {
+    await this.#link?.close();
+  }
+
+  /** Delete the queue if there is a connection; otherwise it expires. */
+  async deleteQueue() {
+    await this.#channel?.deleteQueue(this.queue).catch(() => {});
+  }
+
+  async #setup(connection) {
+    const channel = await connection.createChannel();
+    channel.on("error", () => {}); // "close" follows
+    // The queue is durable, so that it keeps replies until this client is connected again.
+    await channel.assertQueue(this.queue, { durable: true, arguments: ARGUMENTS });
+    await channel.bindQueue(this.queue, EXCHANGES.replies, this.queue);
+    await channel.prefetch(PREFETCH);
+    await channel.consume(this.queue, (message) => {
+      if (message === null) return void channel.close().catch(() => {}); // the queue is gone
+      const reply = parsed(message.content);
+      if (reply !== null) this.#observe(reply);
+      channel.ack(message);
+    });
+    channel.once("close", () => {
+      if (this.#channel === channel) this.#channel = null;
+    });
+    endTogether(connection, channel);
+    this.#channel = channel;
+  }
+}
+
+function parsed(content) {
+  try {
+    return JSON.parse(content.toString());
+  } catch {
+    return null; // no sender can be notified
+  }
+}
