@@ -1,1 +1,1 @@
-"""Fields and endpoints of OpenAI's, Anthropic's and vLLM's APIs, as the mesh reads them."""
+"""What the mesh reads of the APIs of OpenAI, Anthropic and vLLM: fields, endpoints, streams."""

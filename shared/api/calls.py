@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from shared.contracts.errors import ContractError
-from shared.contracts.ingress import Label, RequestedSlo
+from shared.contracts.ingress import Label, ModelLabel, Priority, RequestedSlo
 from shared.contracts.qos import Importance, OnLate, PositiveSeconds
 from shared.contracts.requests import ApiCall, PromptText
 
@@ -55,9 +55,9 @@ CallFields = Mapping[str, Raw]
 class CallBody(Struct, frozen=True, kw_only=True):
     """Fields of a body that the mesh reads; vLLM's application reads the other fields."""
 
-    model: str
+    model: ModelLabel
     stream: bool | None = None
-    priority: int | None = None
+    priority: Priority | None = None
     """As in vLLM, lower values are served first."""
     service_tier: str | None = None
     slo: RequestedSlo | None = None

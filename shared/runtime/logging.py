@@ -13,6 +13,17 @@ def _to_json(event: dict[str, object], **_: object) -> bytes:
     return _encoder.encode(event)
 
 
+class _EventHandler(logging.Handler):
+    """Passes the events of `shared.runtime.events` to structlog."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields = dict(getattr(record, "fields", {}))
+        if record.exc_info:
+            fields["exc_info"] = record.exc_info
+        event = getattr(record, "event", record.getMessage())
+        structlog.get_logger().log(record.levelno, event, **fields)
+
+
 def configure_logging(*, level: str, service: str) -> None:
     """
     Set up structlog for this process; every event contains *service*.
@@ -45,6 +56,9 @@ def configure_logging(*, level: str, service: str) -> None:
     )
     structlog.contextvars.bind_contextvars(service=service)
     logging.basicConfig(level=max(number, logging.WARNING), stream=sys.stderr)
+    own = logging.getLogger("shared")
+    own.handlers, own.propagate = [_EventHandler()], False
+    own.setLevel(number)
     # Headway's event `broker.lost` covers reconnects; the library's tracebacks add nothing.
     logging.getLogger("aio_pika").setLevel(logging.CRITICAL)
     logging.getLogger("aiormq").setLevel(logging.CRITICAL)

@@ -80,7 +80,7 @@ class StateCollector(Collector, Generic[S]):
 
     Args:
         registry: Registry in which the collector registers itself.
-        state: State that is read at each scrape, on the event loop's thread.
+        state: Returns the state; called once at each scrape, on the event loop's thread.
         series: Metric families to collect.
         applies: Returns whether the families are exported now.
     """
@@ -88,7 +88,7 @@ class StateCollector(Collector, Generic[S]):
     def __init__(
         self,
         registry: CollectorRegistry,
-        state: S,
+        state: Callable[[], S],
         series: Sequence[Series[S]],
         applies: Callable[[S], bool] = lambda _: True,
     ) -> None:
@@ -99,6 +99,7 @@ class StateCollector(Collector, Generic[S]):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric family with its current samples."""
-        if self._applies(self._state):
+        state = self._state()
+        if self._applies(state):
             for each in self.series:
-                yield each.metric(self._state)
+                yield each.metric(state)

@@ -16,7 +16,7 @@ from msgspec import Meta
 from shared.contracts.errors import SettingsError
 from shared.contracts.lanes import LaneLayout
 
-SHARED_FIELDS = ("amqp_url", "registry", "log_level", "layout", "tenants")
+SHARED_FIELDS = ("amqp_url", "registry", "log_level", "layout", "tenants", "stories")
 SHARED_GROUPS = ("store",)
 """
 Groups of nested fields that the services which have them also read from `HEADWAY_<GROUP>_<FIELD>`.
@@ -37,6 +37,11 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """
     Path of the file with the policies of tenants, which gateways and planners follow; None: tenants
     have no policies. All services of a mesh must have the same file.
+    """
+    stories: bool = True
+    """
+    True: agents and groupers publish a record of each finished request, which estimators keep for
+    operators; it has no prompt and no answer.
     """
     log_level: Annotated[str, Meta(pattern="^(debug|info|warning|error)$")] = "info"
     health_host: str = "127.0.0.1"

@@ -4,11 +4,10 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-import structlog
-
 from shared.contracts.errors import MeshError, SettingsError
+from shared.runtime.events import EventLogger
 
-log = structlog.get_logger()
+log = EventLogger(__name__)
 
 
 async def pause(stop: asyncio.Event, duration_s: float) -> bool:

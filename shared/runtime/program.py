@@ -1,0 +1,162 @@
+"""Programs with verbs: how command lines are read, refused and helped, and their exit codes."""
+
+import asyncio
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+from cyclopts import App, CycloptsError, Group, Parameter
+
+from shared.contracts.errors import BrokerUnavailableError, MeshError, SettingsError
+from shared.runtime.help_layout import LAYOUT, shown_default
+from shared.runtime.lifecycle import EXIT_FAILED, EXIT_NO_BROKER, EXIT_OK, EXIT_USAGE
+
+Errors = tuple[type[Exception], ...]
+Call = tuple[Callable[..., Any], inspect.BoundArguments]
+Shell = Literal["bash", "zsh", "fish"]
+
+
+def commands(name: str, text: str, *, examples: str = "") -> App:
+    """
+    A program, or a verb that has verbs of its own.
+
+    Args:
+        name: As the user types it.
+        text: Its help; the first paragraph is also its line in the list of verbs.
+        examples: Text below the options, also those of its verbs.
+    """
+    return App(
+        name=name,
+        help=text,
+        help_epilogue=examples,
+        help_format="plaintext",
+        help_formatter=LAYOUT,
+        version_flags=(),
+        group_commands=Group.create_default_commands("Verbs"),
+        group_parameters=Group.create_default_parameters("Options"),
+        default_parameter=Parameter(negative=(), allow_repeating=True, show_default=shown_default),
+        suppress_keyboard_interrupt=False,
+    )
+
+
+def verb(name: str, function: Callable[..., Any], *, examples: str = "") -> App:
+    """
+    A program or a verb that is a function, whose docstring is its help.
+
+    Args:
+        name: As the user types it.
+        function: Its keyword parameters are the options.
+        examples: Text below the options, also those of its own verbs.
+    """
+    app = commands(name, function.__doc__ or "", examples=examples)
+    app.default(function)
+    for flag in app.help_flags:
+        app[flag].show = False
+    return app
+
+
+class Program:
+    """
+    A program.
+
+    Args:
+        app: Its verbs.
+        usage_errors: Errors of verbs that end with the exit code for a wrong usage.
+        failures: Errors of verbs that end with the exit code for a failure.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        usage_errors: Errors = (SettingsError,),
+        failures: Errors = (MeshError,),
+    ) -> None:
+        self.app = app
+        self.name = app.name[0]
+        self._usage_errors = usage_errors
+        self._failures = failures
+
+    def completion(self, shell: Shell, /) -> int:
+        """
+        Print a script that lets a shell complete verbs and options.
+
+        Args:
+            shell: The shell that reads the script.
+        """
+        script = self.app.generate_completion(prog_name=self.name, shell=shell)
+        sys.stdout.write(script)
+        return EXIT_OK
+
+    def main(self, argv: Sequence[str] | None = None) -> int:
+        """
+        Run the verb that the arguments name, and return its exit code.
+
+        Args:
+            argv: Arguments without the program's name; default: those of this process.
+        """
+        tokens = list(sys.argv[1:] if argv is None else argv)
+        try:
+            return self.run(tokens)
+        except CycloptsError as error:
+            verb = " ".join((self.name, *(error.command_chain or ())))
+            return _failed(f"{verb}: {error}\nusage: {verb} --help", EXIT_USAGE)
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            return EXIT_OK
+        except BrokenPipeError:  # the reader of the output has ended, e.g. `head`
+            sys.stdout = None  # nothing is flushed at the exit
+            return EXIT_OK
+        except (*self._usage_errors, *self._failures) as error:
+            return self.reported(tokens, error)
+
+    def run(self, tokens: Sequence[str]) -> int:
+        """Parse *tokens*, run the verb and return its exit code."""
+        function, bound, _ = self.parsed(tokens)
+        return call(function, bound)
+
+    def parsed(self, tokens: Sequence[str]) -> tuple[*Call, dict[str, Any]]:
+        """
+        The function of the verb, its arguments, and names and types of those not parsed.
+
+        Raises:
+            CycloptsError: The tokens do not fit the verb; or they name none.
+        """
+        app = self.app
+        function, bound, ignored = app.parse_args([*tokens], print_error=False, exit_on_error=False)
+        if function == app.help_print and not {*app.help_flags} & {*tokens}:
+            raise CycloptsError(
+                msg=f"a verb is missing, one of: {', '.join(self._choices(tokens))}",
+                command_chain=app.parse_commands(tokens)[0],
+            )
+        return function, bound, ignored
+
+    def _choices(self, tokens: Sequence[str]) -> Iterator[str]:
+        above = self.app.parse_commands(tokens)[1][-1]
+        return (name for name in above if not name.startswith("-"))
+
+    def title(self, tokens: Sequence[str]) -> str:
+        """Name in errors of the verb that *tokens* name."""
+        return " ".join((self.name, *self.app.parse_commands(tokens)[0]))
+
+    def reported(self, tokens: Sequence[str], error: Exception) -> int:
+        """Print an error of the verb that *tokens* name, and return the exit code."""
+        title = self.title(tokens)
+        if isinstance(error, self._usage_errors):
+            return _failed(f"{title}: {error}", EXIT_USAGE)
+        if isinstance(error, BrokerUnavailableError):
+            return _failed(f"{title}: broker: {error}", EXIT_NO_BROKER)
+        return _failed(f"{title}: {error}", EXIT_FAILED)
+
+
+def _failed(text: str, code: int) -> int:
+    print(text, file=sys.stderr)  # noqa: T201 - errors of all programs
+    return code
+
+
+def call(function: Callable[..., Any], bound: inspect.BoundArguments) -> int:
+    """Run the function of a verb, also if it is a coroutine function; return its exit code."""
+    result = function(*bound.args, **bound.kwargs)
+    if inspect.iscoroutine(result):
+        result = asyncio.run(result)
+    return result or EXIT_OK
