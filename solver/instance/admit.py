@@ -1,14 +1,17 @@
 """Admission of waiting requests to the engine, and evictions that make room for them."""
 
+import math
 from collections.abc import Iterator
 
 import msgspec
 
-from shared.contracts.base import UnixTime
+from shared.contracts.base import Seconds, UnixTime
+from shared.contracts.lanes import relegated_name
 from shared.contracts.plans import Segment
 from shared.contracts.qos import QosClass, Slo
 from solver.instance import operations
 from solver.instance.commands import Command, Record, Submit
+from solver.instance.pull import decode_s, unimportant_delay_s
 from solver.instance.request import Ending, Held, Run
 from solver.instance.state import InstanceState
 from solver.instance.views import situation
@@ -20,6 +23,8 @@ from solver.scheduling.engine.entry import Rank
 from solver.scheduling.relegation import is_infeasible
 
 LATE_PERIOD_S = 0.1
+_LEFT_S: Seconds = 0.5
+"""Time for which no relegated request is pulled after one had to wait for answers."""
 _HAND_BACK, _MAKE_ROOM = "hand back late requests", "make room for the head"
 _LEAVES_ROOM = (Ending.EVICTED, Ending.SWAPPED_OUT)
 
@@ -102,7 +107,8 @@ def run_slo(held: Held, now: UnixTime) -> Slo:
     """
     Targets of one run. The first token of the run is the next token that the request needs.
 
-    A relegated request has no targets, so that it never precedes a request that can be in time.
+    A request that yields has no targets, so that the engine serves regular requests first: a
+    relegated one, and one whose deadline is far.
 
     A request that resumes on another engine has the deadline of its next token (QoServe eq. 2). If
     that deadline has passed, the request gets the TTFT target of a new request. Relegating it would
@@ -110,7 +116,7 @@ def run_slo(held: Held, now: UnixTime) -> Slo:
     """
     request = held.request
     slo = request.slo
-    if request.attempts.relegated:
+    if held.rank is not Rank.REGULAR:
         return Slo()
     if slo.ttft_s is None or held.first_token_at is None:
         return slo
@@ -124,26 +130,50 @@ def _admissible(instance: InstanceState, now: UnixTime) -> Held | None:
     """The request that may begin now."""
     if not _may_begin(instance) or _is_isolated(instance):
         return None
-    head = instance.requests.head(now)
-    if head is None or _must_wait(instance, head):
-        return None
-    if head.rank is not Rank.REGULAR and not _has_best_effort_room(instance):
-        # A best-effort request that precedes regular ones through aging must not block the slots
-        # that are reserved for them.
-        head = instance.requests.head_of(Rank.REGULAR)
-        if head is None or _must_wait(instance, head):
+    for head in _heads(instance, now):
+        if _must_wait(instance, head):
             return None
-    return head if _fits(instance, head) and _is_paced(instance, head) else None
+        if head.rank is not Rank.REGULAR and not _has_best_effort_room(instance):
+            # A best-effort request that precedes regular ones through aging must not block the
+            # slots that are reserved for them.
+            continue
+        if _delays_answers(instance, head, now):
+            _leave_relegated(instance, head, now)
+            continue
+        return head if _fits(instance, head) and _is_paced(instance, head) else None
+    return None
+
+
+def _heads(instance: InstanceState, now: UnixTime) -> Iterator[Held]:
+    """The request of the window that is next, and the first ones of the other ranks."""
+    delay_s = unimportant_delay_s(instance, now)
+    first = instance.requests.head(now, unimportant_delay_s=delay_s)
+    if first is None:
+        return
+    yield first
+    for rank in Rank:
+        head = instance.requests.head_of(rank, unimportant_delay_s=delay_s)
+        if head is not None and rank is not first.rank:
+            yield head
+
+
+def _leave_relegated(instance: InstanceState, head: Held, now: UnixTime) -> None:
+    """Pull no more relegated requests while one waits, so that they do not fill the window."""
+    if head.rank is Rank.RELEGATED:
+        queue = relegated_name(head.request.model.base)
+        instance.order.hold(queue, now + _LEFT_S)
 
 
 def _crowded_out(instance: InstanceState, now: UnixTime) -> Held | None:
     """The regular request at the head of the window, if only room is missing."""
     if not _may_begin(instance) or _is_isolated(instance):
         return None
-    head = instance.requests.head(now)
+    head = instance.requests.head(now, unimportant_delay_s=unimportant_delay_s(instance, now))
     if head is None or head.rank is not Rank.REGULAR or _must_wait(instance, head):
         return None
-    return None if _fits(instance, head) else head
+    if _fits(instance, head) or _delays_answers(instance, head, now):
+        return None
+    return head
 
 
 def _may_begin(instance: InstanceState) -> bool:
@@ -181,6 +211,55 @@ def _is_paced(instance: InstanceState, held: Held) -> bool:
         return True
     total_s = prefilling_s + instance.room.prefill_s_of(held)
     return total_s <= instance.settings.max_prefill_s
+
+
+def _delays_answers(instance: InstanceState, held: Held, now: UnixTime) -> bool:
+    """
+    True if the prefill of *held* should wait, because it would make an interactive answer late.
+
+    Only work that has time waits: interactive requests begin in any case.
+
+    Differs: QoServe §3.3 chooses the tokens of each chunk by the slack of the answers. A server of
+    others chooses its chunks itself, so the instance compares the slack with whole prefills.
+    """
+    if not instance.orders_prefills or not _has_time(instance, held, now):
+        return False
+    total_s = instance.room.prefilling_s + instance.room.prefill_s_of(held)
+    return total_s > _slack_s(instance, now)
+
+
+def _has_time(instance: InstanceState, held: Held, now: UnixTime) -> bool:
+    """True if *held* may begin after all other requests that the instance has pulled."""
+    request = held.request
+    if held.rank is not Rank.REGULAR:
+        return now < request.arrived_at + instance.settings.aging_bound_s
+    if request.slo.qos_class is QosClass.INTERACTIVE or instance.requests.has_interactive_waiting:
+        return False  # a regular head must not stop an interactive request
+    rest_s = instance.room.prefill_s() + decode_s(instance, held, now)
+    return now + rest_s <= request.deadline_at
+
+
+def _slack_s(instance: InstanceState, now: UnixTime) -> Seconds:
+    """
+    Time until the first deadline of the next tokens of interactive answers (QoServe eq. 2).
+
+    Answers that are late already do not count: no pause saves them.
+    """
+    slacks = (
+        _next_deadline_at(instance, held) - now
+        for held in instance.requests.runs
+        if held.rank is Rank.REGULAR
+        and held.run is not None
+        and held.run.begun
+        and held.request.slo.qos_class is QosClass.INTERACTIVE
+    )
+    return min((slack for slack in slacks if slack >= 0), default=math.inf)
+
+
+def _next_deadline_at(instance: InstanceState, held: Held) -> UnixTime:
+    request = held.request
+    num_tokens = instance.requests.generated(held) // request.num_answers
+    return request.slo.token_deadline_at(request.arrived_at, num_tokens + 1)
 
 
 def _has_best_effort_room(instance: InstanceState) -> bool:

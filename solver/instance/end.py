@@ -73,10 +73,12 @@ def on_rendered(instance: InstanceState, event: Rendered, _now: UnixTime) -> Ite
         yield from _reserve(instance, held)
 
 
-def on_begun(instance: InstanceState, event: Begun, _now: UnixTime) -> Iterator[Command]:
+def on_begun(instance: InstanceState, event: Begun, now: UnixTime) -> Iterator[Command]:
     """The request no longer delays others: there is room for one more."""
     held = instance.requests.of_run(event.run_id)
     if held is not None:
+        if instance.is_crowded:
+            instance.crowded_at = now
         instance.requests.begin(held)
         instance.work.pull = True
         instance.work.admit |= instance.orders_prefills

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from shared.contracts.base import ModelName, UnixTime
-from shared.contracts.control import LsoActivate, LsoCommand, LsoOutcome
+from shared.contracts.control import LsoActivate, LsoCommand, LsoOutcome, LsoRun
 from shared.contracts.lanes import model_of
 from shared.contracts.plans import Segment
 from solver.instance import planless
@@ -32,6 +32,7 @@ from solver.instance.pull import sources_of
 from solver.instance.scripts import Script, Wait
 from solver.instance.state import InstanceState
 from solver.instance.views import situation
+from solver.planning.added_operations import added_operation
 from solver.planning.lso.actions import lso_actions
 from solver.planning.lso.operations import (
     ORDERED,
@@ -362,6 +363,10 @@ def _obey(instance: InstanceState, order: LsoCommand) -> Generator[Command | Wai
     ours = instance.settings.instance_id
     if order.instance_id != ours:
         raise LsoRefusedError(f"this is instance {ours!r}, not {order.instance_id!r}")
+    if isinstance(order, LsoRun):
+        lso = added_operation(instance.operations, order.operation).ordered(order.arguments)
+        (result,) = yield from sequence(instance, lso)
+        return result
     if not isinstance(order, LsoActivate):
         (result,) = yield from sequence(instance, OPERATIONS[type(order)](order))
         return result

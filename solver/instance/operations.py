@@ -36,7 +36,7 @@ from solver.instance.commands import (
 from solver.instance.events import Done, Failed
 from solver.instance.request import Ending, Held, Phase
 from solver.instance.scripts import Script, Wait
-from solver.instance.state import NO_LIMIT, InstanceState
+from solver.instance.state import NO_LIMIT, Activated, InstanceState
 from solver.instance.views import kv_bytes, pull_state
 from solver.planning.lso.operations import (
     Activate,
@@ -113,17 +113,17 @@ def _execute(instance: InstanceState, operation: Operation) -> Script:
     lso = operation.lso
     turn = instance.tracks.join(lso.tracks)
     yield Wait(lambda: instance.tracks.is_first(turn))
-    operation.result = yield from _recorded(instance, lso)
+    operation.result = yield from perform(instance, lso)
     instance.tracks.leave(turn)
     instance.work.all()
 
 
-def _recorded(instance: InstanceState, lso: Lso) -> Steps:
-    """Execute *lso* inside the tracks that the caller has."""
+def perform(instance: InstanceState, lso: Lso) -> Steps:
+    """Execute *lso* inside the tracks that the caller has, and report it."""
     yield Record(lso=lso)
     begun_at = instance.now
     try:
-        done = yield from STEPS[type(lso)](instance, lso)
+        done = yield from _steps_of(instance, type(lso))(instance, lso)
     except LsoRefusedError as error:
         done = LsoResult(outcome=LsoOutcome.REFUSED, message=str(error))
     except LsoFailedError as error:
@@ -131,6 +131,13 @@ def _recorded(instance: InstanceState, lso: Lso) -> Steps:
     result = replace(done, duration_s=instance.now - begun_at)
     yield Record(lso=lso, result=result)
     return result
+
+
+def _steps_of(instance: InstanceState, kind: type[Lso]) -> Callable[[InstanceState, Any], Steps]:
+    own = STEPS.get(kind)
+    if own is not None:
+        return own
+    return next(each.steps for each in instance.operations.values() if each.lso is kind)
 
 
 def call(command: Call) -> Generator[Command | Wait, "bool | Done | Failed", Done]:
@@ -167,7 +174,7 @@ def empty(instance: InstanceState, drain_s: Seconds | None) -> Generator[Command
     left = tuple(held.request_id for held in instance.requests.runs)
     if left:
         reason = because(Rule.DRAIN_OVER, drain_s=drain_s or 0.0)
-        yield from _recorded(instance, Evict(request_ids=left, reason=reason))
+        yield from perform(instance, Evict(request_ids=left, reason=reason))
     yield Wait(lambda: not instance.requests.num_runs)
     return len(left)
 
@@ -333,7 +340,7 @@ def _activate(instance: InstanceState, lso: Activate) -> Steps:
         raise LsoRefusedError("the instance is draining")
     if instance.model is not None:
         require(instance, Capability.MODEL_SWAP, "change its model")
-    old, before = instance.model, _state_of(instance, model)
+    old, before, begun_at = instance.model, _state_of(instance, model), instance.now
     activating, following.activating = following.activating, model
     following.swapping += 1
     try:
@@ -344,6 +351,7 @@ def _activate(instance: InstanceState, lso: Activate) -> Steps:
         finally:
             # After a failure, the active model is the one that the engine reports.
             instance.serve(instance.engine.model)
+        following.activated = Activated(begun_at=begun_at, ended_at=instance.now)
         instance.totals.swaps += old is not None
         following.busy_at = instance.now
     finally:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from shared.contracts.base import InstanceId, Seconds, UnixTime
 from shared.contracts.lanes import LaneKey, LaneLayout, inbox_name, model_of
+from shared.contracts.qos import Importance
 from solver.instance import end
 from solver.instance.commands import Command, Get
 from solver.instance.events import (
@@ -25,13 +26,16 @@ from solver.prediction.latency.service_time import (
     predicted_output_tokens,
     predicted_prefill_s,
 )
+from solver.scheduling.keys import UNIMPORTANT_DELAY_S
 from solver.scheduling.pull_room import Held as HeldWork
 from solver.scheduling.pull_room import PullBounds, has_best_effort_room, has_room, is_loaded
-from solver.scheduling.pulling import Source, SourceKind
+from solver.scheduling.pulling import Source, SourceKind, deference_s
 from solver.scheduling.relegation import BUSY_TOKENS, busy_token_s, is_infeasible
 
 BROKER_RETRY_S = 0.5
 """Time without pulls after the broker could not be reached."""
+CROWDED_S: Seconds = 1.0
+"""Time for which an instance is considered loaded after its engine had much to prefill."""
 RETIREMENT_S = 15.0
 """Maximum duration of a leader's attempt to delete a queue."""
 
@@ -64,7 +68,45 @@ def next_source(instance: InstanceState, now: UnixTime) -> Source | None:
     held, bounds = work(instance)
     if not has_room(held, bounds):
         return _copies(instance, now)
-    return instance.order.next(now, best_effort_room=has_best_effort_room(held, bounds))
+    return instance.order.next(
+        now,
+        best_effort_room=has_best_effort_room(held, bounds),
+        regular_room=not _leaves_to_others(instance),
+        unimportant_delay_s=unimportant_delay_s(instance, now),
+    )
+
+
+def _leaves_to_others(instance: InstanceState) -> bool:
+    """
+    True if regular requests stay in their queues, since an interactive one would have to wait here.
+
+    A server that does not order prefills computes those that it has to their ends. Another instance
+    may begin an interactive request meanwhile, as long as none has pulled it. Best-effort work is
+    pulled in any case, so that it begins as soon as the prefills have ended.
+    """
+    if not instance.orders_prefills:
+        return False
+    return instance.is_crowded or instance.requests.has_interactive_waiting
+
+
+def unimportant_delay_s(instance: InstanceState, now: UnixTime) -> Seconds:
+    """
+    Delay of work of low importance, while prefills wait all the time.
+
+    Decided: zero for engines that order prefills themselves, since their policies apply a delay in
+    their own overload mode.
+    """
+    if not instance.orders_prefills:
+        return 0.0
+    return UNIMPORTANT_DELAY_S if _is_loaded(instance, now) else 0.0
+
+
+def _is_loaded(instance: InstanceState, now: UnixTime) -> bool:
+    """True if prefills wait all the time, here or in the queues."""
+    held, bounds = work(instance)
+    if is_loaded(held, bounds):
+        return True
+    return instance.orders_prefills and now - instance.crowded_at < CROWDED_S
 
 
 def _copies(instance: InstanceState, now: UnixTime) -> Source | None:
@@ -92,8 +134,12 @@ def next_at(instance: InstanceState, now: UnixTime) -> UnixTime:
     held, bounds = work(instance)
     if not has_room(held, bounds):
         return _copies_at(instance)
-    best_effort_room = has_best_effort_room(held, bounds)
-    return max(instance.pull_at, instance.order.wake_at(now, best_effort_room=best_effort_room))
+    wake_at = instance.order.wake_at(
+        now,
+        best_effort_room=has_best_effort_room(held, bounds),
+        regular_room=not _leaves_to_others(instance),
+    )
+    return max(instance.pull_at, wake_at)
 
 
 def work(instance: InstanceState) -> tuple[HeldWork, PullBounds]:
@@ -125,7 +171,14 @@ def on_delivered(instance: InstanceState, event: Delivered, now: UnixTime) -> It
         yield from end.fail_expired(instance, held, end.PULL)
     elif request.model.base != instance.model or not instance.may_pull:
         yield from end.hand_back(instance, held)
-    elif _is_infeasible(instance, held, now):
+    else:
+        instance.note_activation(held)
+        yield from _kept_or_relegated(instance, held, now)
+
+
+def _kept_or_relegated(instance: InstanceState, held: Held, now: UnixTime) -> Iterator[Command]:
+    """Hold a request that may run here, or relegate it if its deadline cannot be met."""
+    if _is_infeasible(instance, held, now):
         yield from end.relegate(instance, held)
     else:
         instance.requests.hold(held)
@@ -152,7 +205,9 @@ def on_noticed(instance: InstanceState, event: Noticed, now: UnixTime) -> Iterat
     """Ask a queue into which a request was put."""
     known = event.queue in instance.noticed
     instance.noticed[event.queue] = now
-    if instance.order.nonempty(event.queue, now, held_s=instance.room.prefill_s()):
+    room = instance.room
+    after_s = deference_s(room.prefill_s(), room.taken(instance.engine))
+    if instance.order.nonempty(event.queue, now, after_s=after_s):
         instance.work.pull = True
     elif instance.model is None or (not known and model_of(event.queue) == instance.model):
         instance.work.follow = True
@@ -211,17 +266,20 @@ def _join(instance: InstanceState, known: Held, held: Held, now: UnixTime) -> It
 
 
 def _is_infeasible(instance: InstanceState, held: Held, now: UnixTime) -> bool:
-    request, profile = held.request, instance.profile
-    decode_s = predicted_decode_s(request, profile)
-    work_now, _ = work(instance)
-    if is_loaded(work_now, instance.room.bounds):
-        decode_s = max(decode_s, _busy_decode_s(instance, held))
     return is_infeasible(
-        request,
+        held.request,
         now=now,
-        prefill_s=predicted_prefill_s(request, profile),
-        decode_s=decode_s,
+        prefill_s=predicted_prefill_s(held.request, instance.profile),
+        decode_s=decode_s(instance, held, now),
     )
+
+
+def decode_s(instance: InstanceState, held: Held, now: UnixTime) -> Seconds:
+    """Predicted time from first to last token of a request, beside the work of the instance."""
+    alone_s = predicted_decode_s(held.request, instance.profile)
+    if _is_loaded(instance, now):
+        return max(alone_s, _busy_decode_s(instance, held))
+    return alone_s
 
 
 def _busy_decode_s(instance: InstanceState, held: Held) -> Seconds:
@@ -261,5 +319,6 @@ def _source(queue: str, layout: LaneLayout) -> Source:
         queue=queue,
         kind=SourceKind.OVERFLOW if overflow else SourceKind.LANE,
         time_left_s=band_lower_edge_s(key.band, layout),
+        is_important=key.importance != Importance.LOW.value,
         behind=key.queue_name if overflow else None,
     )

@@ -135,7 +135,8 @@ class Held:
 
     @property
     def rank(self) -> Rank:
-        return rank_of(self.request)
+        """Rank of the request when it was pulled; it does not change while the request is held."""
+        return rank_of(self.request, self.pulled_at)
 
     @property
     def context_tokens(self) -> int:

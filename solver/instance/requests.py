@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from shared.contracts.base import RequestId, RunId, Seconds, UnixTime
+from shared.contracts.qos import QosClass
 from solver.instance.events import Tag
 from solver.instance.request import Ending, Held, Lease, Phase, Run
 from solver.instance.room import Room
@@ -108,6 +109,15 @@ class Requests:
         return len(self._by_id) - len(self._by_run)
 
     @property
+    def has_interactive_waiting(self) -> bool:
+        """True if a regular interactive request is in the window."""
+        return any(
+            request.slo.qos_class is QosClass.INTERACTIVE
+            and self._by_id[request.request_id].rank is Rank.REGULAR
+            for request in self.window
+        )
+
+    @property
     def num_held(self) -> int:
         """Number of requests that do not leave."""
         return len(self._by_id)
@@ -134,20 +144,20 @@ class Requests:
         """The request that this run executes."""
         return self._by_run.get(run_id)
 
-    def head(self, now: UnixTime) -> Held | None:
-        """The request of the window that runs next."""
-        request = self.window.peek(now)
+    def head(self, now: UnixTime, *, unimportant_delay_s: Seconds) -> Held | None:
+        """The request of the window that runs next; see `Window.peek`."""
+        request = self.window.peek(now, unimportant_delay_s=unimportant_delay_s)
         return None if request is None else self._by_id[request.request_id]
 
-    def head_of(self, rank: Rank) -> Held | None:
-        """The first request of one rank in the window."""
-        request = self.window.peek_rank(rank)
+    def head_of(self, rank: Rank, *, unimportant_delay_s: Seconds) -> Held | None:
+        """The first request of one rank in the window; see `Window.peek_rank`."""
+        request = self.window.peek_rank(rank, unimportant_delay_s=unimportant_delay_s)
         return None if request is None else self._by_id[request.request_id]
 
     def hold(self, held: Held) -> None:
         """Add a pulled request to the window."""
         self._by_id[held.request_id] = held
-        self.window.add(held.request)
+        self.window.add(held.request, held.rank)
         self.room.update(held)
         self.ends.schedule(held)
 
@@ -157,7 +167,7 @@ class Requests:
         self.room.drop(held)
         held.request, held.tags = newer.request, held.tags + newer.tags
         held.generated, held.first_token_at = newer.generated, newer.first_token_at
-        self.window.add(held.request)
+        self.window.add(held.request, held.rank)
         self.room.update(held)
         self.ends.schedule(held)
 
@@ -195,12 +205,12 @@ class Requests:
         self._leases[held.request_id] = held
         self.room.changed(held)
         if held.phase is Phase.WAITING:
-            self.window.add(held.request)
+            self.window.add(held.request, held.rank)
 
     def wake(self, held: Held) -> None:
         """Return a resting request to the window."""
         held.wake()
-        self.window.add(held.request)
+        self.window.add(held.request, held.rank)
         self.room.update(held)
 
     def leave(self, held: Held) -> None:

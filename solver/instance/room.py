@@ -210,6 +210,10 @@ class Room:
         )
         return self._work_s(sums, free, engine)
 
+    def taken(self, engine: EngineView) -> float:
+        """Share of the engine's running slots that runs and waiting requests take, at most 1."""
+        return min(1.0, (self.num_running + self.num_window) / max(1, engine.max_running))
+
     def prefill_s(self) -> Seconds:
         """Predicted time until all pulled requests have their first tokens."""
         return self._regular.prefill_s + self._yielding.prefill_s

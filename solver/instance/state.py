@@ -20,6 +20,7 @@ from solver.instance.request import Held
 from solver.instance.requests import Requests
 from solver.instance.room import Room
 from solver.instance.scripts import Scripts, Tracks
+from solver.planning.added_operations import AddedOperation
 from solver.planning.lso.results import LsoResult
 from solver.scheduling.pull_room import DEFAULT_BOUNDS, PullBounds
 from solver.scheduling.pulling import PullOrder
@@ -149,6 +150,14 @@ class ActivationRetries:
         return model == self._model and now < self.next_at
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activated:
+    """The activation of the active model, from its order to its end."""
+
+    begun_at: UnixTime
+    ended_at: UnixTime
+
+
 @dataclass(slots=True)
 class Following:
     """What the instance does about its plan, or without a plan."""
@@ -166,6 +175,7 @@ class Following:
     swapping: int = 0
     """Number of changes of the model in progress; no request is admitted meanwhile."""
     activating: ModelName | None = None
+    activated: Activated | None = None
     started: bool = False
     """True once the first model is active, if the settings name one."""
     busy: bool = False
@@ -204,12 +214,18 @@ class InstanceState:
         settings: Constants.
         models: Models that the instance may serve.
         now: Unix seconds.
+        operations: Operations that packages add, by name.
     """
 
     def __init__(
-        self, settings: InstanceSettings, models: Mapping[ModelName, ModelFacts], now: UnixTime
+        self,
+        settings: InstanceSettings,
+        models: Mapping[ModelName, ModelFacts],
+        now: UnixTime,
+        operations: Mapping[str, AddedOperation] | None = None,
     ) -> None:
         self.settings = settings
+        self.operations = dict(operations or {})
         self.models = dict(models)
         self.inbox = inbox_name(settings.instance_id)
         """Queue that only this instance reads."""
@@ -247,6 +263,8 @@ class InstanceState:
         """Time of the last `WakeAt`."""
         self.late_at: UnixTime = -math.inf
         """Time before which runs that wait in the engine are not evicted as late."""
+        self.crowded_at: UnixTime = -math.inf
+        """Time at which the engine last had all the prefill that it may have at once."""
         self.pull_at: UnixTime = -math.inf
         """Time before which the broker is not asked."""
         self.limits = (NO_LIMIT, NO_LIMIT)
@@ -268,6 +286,11 @@ class InstanceState:
         True if the instance orders prefills by deadlines, because the engine does not.
         """
         return Capability.SCHEDULING not in self.settings.capabilities
+
+    @property
+    def is_crowded(self) -> bool:
+        """True if the engine has all the prefill that it may have at once."""
+        return self.room.prefilling_s >= self.settings.max_prefill_s
 
     @property
     def may_pull(self) -> bool:
@@ -339,7 +362,34 @@ class InstanceState:
 
     def note(self, held: Held, what: str, why: str = "") -> None:
         """Add an entry to the history that travels with a request."""
-        entry = HistoryEntry(at=self.now, instance_id=self.settings.instance_id, what=what, why=why)
+        run = held.run
+        self._append(
+            held,
+            HistoryEntry(
+                at=self.now,
+                instance_id=self.settings.instance_id,
+                what=what,
+                why=why,
+                pulled_at=held.pulled_at,
+                begun_at=None if run is None else run.submitted_at,
+            ),
+        )
+
+    def note_activation(self, held: Held) -> None:
+        """Add the activation of the active model, if *held* has waited for it in a queue."""
+        history, activated = held.request.history, self.following.activated
+        since = history[-1].at if history else held.request.grouped_at
+        if activated is None or activated.ended_at <= since:
+            return
+        entry = HistoryEntry(
+            at=activated.ended_at,
+            instance_id=self.settings.instance_id,
+            what="activated",
+            begun_at=activated.begun_at,
+        )
+        self._append(held, entry)
+
+    def _append(self, held: Held, entry: HistoryEntry) -> None:
         before = held.request.history
         if len(before) >= MAX_HISTORY:
             before = (before[0], *before[2:])

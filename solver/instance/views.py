@@ -6,6 +6,7 @@ from statistics import fmean
 
 from shared.contracts.base import Seconds, UnixTime
 from shared.contracts.telemetry import Capability, InstanceStatus, PullState, Residency
+from solver.instance.pull import unimportant_delay_s
 from solver.instance.request import Held
 from solver.instance.state import InstanceState
 from solver.planning.lso.evict_or_swap import KvCosts
@@ -198,6 +199,9 @@ def _work(instance: InstanceState, held: Held, now: UnixTime) -> RunningWork:
         context_tokens=held.request.prompt_tokens + generated,
         held_tokens=held.run.room_tokens if held.run is not None else 0,
         gives_way=held.rank is not Rank.REGULAR,
+        begins_first=instance.requests.window.would_be_first(
+            held.request, held.rank, now, unimportant_delay_s=unimportant_delay_s(instance, now)
+        ),
         remaining_s=remaining_s,
         slack_s=_slack_s(held, generated, remaining_s, now),
     )

@@ -4,10 +4,11 @@ from collections import deque
 
 from shared.contracts.base import Seconds
 
-_LOOKS = 3
+_LOOKS = 10
 """
 Number of successive looks that must see a queue in the server: a request also waits for the next
-iteration, or for its prefill, while the server has places.
+iteration, or for its prefill, while the server has places. Under steady arrivals, most looks see
+such a request.
 """
 _PROBE_LOOKS = 20
 """Number of looks without a queue after which a full server is tried with one request more."""
@@ -16,6 +17,8 @@ _TOLERANCE = 2.0
 _BACKOFF = 0.9
 _FORGET = 0.02
 """Share by which the shortest wait approaches later waits, so that an old one does not bind."""
+_GROWTH = 0.5
+"""Growth per look without a queue, as a share of the limit, up to the known places."""
 _USED = 0.8
 """The limit grows only if at least this share of it is used."""
 
@@ -51,15 +54,18 @@ class ConcurrencyLimit:
         """Number of requests that may be at the server; at least 1."""
         return max(1, int(self._limit))
 
-    def queue_seen(self, *, running: float, waiting: float, ours: int) -> None:
+    def queue_seen(self, *, running: float, waiting: float, ours: int, ours_waiting: int) -> None:
         """
         Adapt to the queue that the server reports.
 
         Args:
             running: Number of requests that the server runs, other clients' included.
-            waiting: Number of requests that wait in the server.
+            waiting: Number of requests that wait in the server, other clients' included.
             ours: Number of requests at the server that are ours.
+            ours_waiting: Number of ours that have no token. A queue of others alone does not change
+                the limit.
         """
+        waiting = min(waiting, ours_waiting)
         self._queues.append((running, waiting))
         queued = min(each for _, each in self._queues)
         if queued > 0 and len(self._queues) == _LOOKS:
@@ -96,4 +102,4 @@ class ConcurrencyLimit:
                 return
             self._num_calm = 0
             self._places = min(self._most, self._places + 1.0)
-        self._limit = min(self._places, self._limit + max(1.0, 0.1 * self._limit))
+        self._limit = min(self._places, self._limit + max(1.0, _GROWTH * self._limit))

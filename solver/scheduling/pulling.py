@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from shared.contracts.base import Seconds, UnixTime
+from solver.scheduling.keys import is_far
 
 WORK_WEIGHT_S_PER_TOKEN = 0.016
 """
@@ -21,6 +22,8 @@ _DEFERENCE_SHARE, _MOST_DEFERENCE_S = 0.1, 0.1
 Delay of a poll per second of held work, and its maximum; 0.1 s of work gives 10 ms, a few round
 trips.
 """
+_FULL_DEFERENCE_S = 0.01
+"""Delay of a poll of an instance whose running slots are all taken, beside that of held work."""
 _ABSENT_S = 600.0
 """
 Time until a missing queue is polled again; long, because RabbitMQ logs an error for each poll. A
@@ -54,6 +57,7 @@ class Source:
     """
     Least time from a request's ingest to its deadline in this queue; infinite for best effort.
     """
+    is_important: bool = True
     behind: str | None = None
     """For an overflow queue, the lane that is pulled first while the lane has requests."""
 
@@ -77,15 +81,20 @@ class _Head:
     """Number of polls since the last request or notice, all of which found nothing."""
 
 
-def deference_s(held_s: Seconds) -> Seconds:
+def deference_s(held_s: Seconds, taken: float) -> Seconds:
     """
-    Time for which an instance with *held_s* of work leaves a new request to other instances.
+    Time for which an instance leaves a new request to other instances.
 
     Decided: instances do not coordinate, and the first instance that polls gets the request. So an
-    instance that could begin the request sooner polls sooner. The delay applies only to queues that
-    were empty.
+    instance that could begin the request sooner polls sooner, and of instances without held work
+    the one with the smaller batch, whose iterations are shorter. The delay applies only to queues
+    that were empty.
+
+    Args:
+        held_s: Predicted work that the instance has pulled and not begun.
+        taken: Share of the running slots that pulled requests take, from 0 to 1.
     """
-    return min(_MOST_DEFERENCE_S, _DEFERENCE_SHARE * held_s)
+    return min(_MOST_DEFERENCE_S, _DEFERENCE_SHARE * held_s + _FULL_DEFERENCE_S * taken)
 
 
 class PullOrder:
@@ -141,28 +150,37 @@ class PullOrder:
     def queues(self) -> tuple[str, ...]:
         return tuple(self._heads)
 
-    def next(self, now: UnixTime, *, best_effort_room: bool) -> Source | None:
+    def next(
+        self,
+        now: UnixTime,
+        *,
+        best_effort_room: bool,
+        regular_room: bool = True,
+        unimportant_delay_s: Seconds = 0.0,
+    ) -> Source | None:
         """
         The source to pull from, or None if all sources seem empty.
 
         Args:
             now: Unix seconds.
-            best_effort_room: True if best-effort work may be pulled at all.
+            best_effort_room: True if work may be pulled that yields: best effort, and work whose
+                deadline is far.
+            regular_room: True if other work may be pulled; the inbox is read in any case.
+            unimportant_delay_s: Delay of sources of low importance.
         """
         awake = [
             head
             for head in self._heads.values()
             if self._asleep_until(head) <= now and not self._is_behind(head, now)
+            if self._has_room(head, now, best_effort=best_effort_room, regular=regular_room)
         ]
         urgent = [head for head in awake if not head.source.best_effort]
-        best_effort = (
-            [head for head in awake if head.source.best_effort] if best_effort_room else []
-        )
+        best_effort = [head for head in awake if head.source.best_effort]
         owed = self._since_best_effort >= self._best_effort_every - 1
         pool = self._in_turn(best_effort) if best_effort and (owed or not urgent) else urgent
         if not pool:
             return None
-        best = min(pool, key=self._key)
+        best = min(pool, key=lambda head: self._key(head, unimportant_delay_s))
         self._since_best_effort = 0 if best.source.best_effort else self._since_best_effort + 1
         return best.source
 
@@ -244,21 +262,20 @@ class PullOrder:
         for head in self._heads.values():
             head.quiet_until, head.num_empty = 0.0, 0
 
-    def nonempty(self, queue: str, now: UnixTime, *, held_s: Seconds = 0.0) -> bool:
+    def nonempty(self, queue: str, now: UnixTime, *, after_s: Seconds = 0.0) -> bool:
         """
         Record a notice that *queue* got a request; return True if *queue* is a source.
 
         Args:
             now: Unix seconds.
-            held_s: Predicted work that the instance has pulled and not begun; see `deference_s`.
+            after_s: Time for which other instances may pull first; the inbox has no others.
         """
         head = self._heads.get(queue)
         if head is not None:
             head.noticed_at = now
             head.num_empty = 0
             ours_alone = head.source.kind is SourceKind.INBOX
-            after_s = 0.0 if ours_alone else deference_s(held_s)
-            head.quiet_until = min(head.quiet_until, now + after_s)
+            head.quiet_until = min(head.quiet_until, now + (0.0 if ours_alone else after_s))
         return head is not None
 
     def hold(self, queue: str, until: UnixTime) -> None:
@@ -269,25 +286,39 @@ class PullOrder:
         """
         self._held[queue] = until
 
-    def wake_at(self, now: UnixTime, *, best_effort_room: bool) -> UnixTime:
+    def wake_at(
+        self, now: UnixTime, *, best_effort_room: bool, regular_room: bool = True
+    ) -> UnixTime:
         """
         Time at which the first source should be polled again; infinite if no source may be polled.
 
         Args:
             now: Unix seconds.
             best_effort_room: As in `next`.
+            regular_room: As in `next`.
         """
         asked = (
             self._asleep_until(head)
             for head in self._heads.values()
-            if best_effort_room or not head.source.best_effort
+            if self._has_room(head, now, best_effort=best_effort_room, regular=regular_room)
             if not self._is_behind(head, now)
         )
         return min(asked, default=math.inf)
 
-    def _key(self, head: _Head) -> tuple[float, SourceKind, str]:
+    def _key(self, head: _Head, unimportant_delay_s: Seconds) -> tuple[float, SourceKind, str]:
         key = head.deadline_at + self._work_weight * head.work_tokens
+        if not head.source.is_important:
+            key += unimportant_delay_s
         return (key, head.source.kind, head.source.queue)
+
+    def _has_room(self, head: _Head, now: UnixTime, *, best_effort: bool, regular: bool) -> bool:
+        if self._yields(head, now):
+            return best_effort
+        return regular or head.source.kind is SourceKind.INBOX
+
+    def _yields(self, head: _Head, now: UnixTime) -> bool:
+        """True if the next request of *head* is pulled only into room for best-effort work."""
+        return head.source.best_effort or is_far(head.deadline_at, now)
 
     def _is_behind(self, head: _Head, now: UnixTime) -> bool:
         """True if the queue of *head* must wait until another source is empty."""

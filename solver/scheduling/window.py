@@ -2,20 +2,23 @@
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 from shared.contracts.base import RequestId, Seconds, UnixTime
+from shared.contracts.qos import Importance
 from shared.contracts.requests import QueuedRequest
 from solver.scheduling.engine.entry import Rank
-from solver.scheduling.keys import PriorityKey, edf_key, rank_of
+from solver.scheduling.keys import PriorityKey, edf_key
 
 GROWTH = 0.25
 """Least expected rest of an answer, as a share of the tokens that it has so far."""
+_NO_KEYS: Mapping[Importance, PriorityKey] = MappingProxyType({})
 
 
 class Window:
     """
-    A bounded priority queue with one heap per rank.
+    A bounded priority queue with one heap per rank and importance.
 
     Args:
         aging_bound_s: Age from which relegated and best-effort work competes with regular work.
@@ -23,9 +26,12 @@ class Window:
 
     def __init__(self, *, aging_bound_s: Seconds) -> None:
         self._aging_bound_s = aging_bound_s
-        self._heaps: dict[Rank, list[PriorityKey]] = {rank: [] for rank in Rank}
+        self._heaps: dict[tuple[Rank, Importance], list[PriorityKey]] = {
+            (rank, importance): [] for rank in Rank for importance in Importance
+        }
         self._requests: dict[str, QueuedRequest] = {}
         self._keys: dict[str, PriorityKey] = {}
+        self._ranks: dict[str, Rank] = {}
         self._counts: dict[Rank, int] = dict.fromkeys(Rank, 0)
         self.tokens = 0
         """Number of prompt and output tokens that the waiting requests are expected to need."""
@@ -43,13 +49,13 @@ class Window:
         """Number of waiting requests of rank *rank*."""
         return self._counts[rank]
 
-    def add(self, request: QueuedRequest) -> None:
+    def add(self, request: QueuedRequest, rank: Rank) -> None:
         """Add a request, whose id must not be in the window."""
-        rank = rank_of(request)
-        key = edf_key(request, aging_bound_s=self._aging_bound_s)
-        heapq.heappush(self._heaps[rank], key)
+        key = edf_key(request, rank, aging_bound_s=self._aging_bound_s)
+        heapq.heappush(self._heaps[rank, request.importance], key)
         self._requests[request.request_id] = request
         self._keys[request.request_id] = key
+        self._ranks[request.request_id] = rank
         self._counts[rank] += 1
         self.tokens += tokens_needed(request)
 
@@ -61,40 +67,98 @@ class Window:
         request = self._requests.pop(request_id, None)
         if request is not None:
             del self._keys[request_id]
-            self._counts[rank_of(request)] -= 1
+            self._counts[self._ranks.pop(request_id)] -= 1
             self.tokens -= tokens_needed(request)
         return request
 
-    def peek(self, now: UnixTime) -> QueuedRequest | None:
+    def peek(self, now: UnixTime, *, unimportant_delay_s: Seconds = 0.0) -> QueuedRequest | None:
         """
         The request to run next.
 
         This is the head of the first rank that has requests. The head of a later rank is chosen
         instead if its aging bound has passed and is earlier than the deadline of the first rank's
         head.
+
+        Args:
+            now: Unix seconds.
+            unimportant_delay_s: As in `peek_rank`.
         """
-        heads = {rank: self._head(rank) for rank in Rank}
-        chosen: PriorityKey | None = None
-        for rank in Rank:
-            head = heads[rank]
-            if head is None:
-                continue
-            aged = head.deadline_at <= now
-            if chosen is None or (aged and head < chosen):
-                chosen = head
+        chosen = _chosen((self._head(rank, unimportant_delay_s) for rank in Rank), now)
         return None if chosen is None else self._requests[chosen.request_id]
 
-    def peek_rank(self, rank: Rank) -> QueuedRequest | None:
-        """The first request of one rank in the window."""
-        head = self._head(rank)
+    def would_be_first(
+        self,
+        request: QueuedRequest,
+        rank: Rank,
+        now: UnixTime,
+        *,
+        unimportant_delay_s: Seconds = 0.0,
+    ) -> bool:
+        """
+        Return whether a request that is not in the window would be the next to run in it.
+
+        Args:
+            request: The request.
+            rank: Its rank.
+            now: Unix seconds.
+            unimportant_delay_s: As in `peek_rank`.
+        """
+        key = edf_key(request, rank, aging_bound_s=self._aging_bound_s)
+        heads = (
+            self._head(
+                each, unimportant_delay_s, {request.importance: key} if each is rank else _NO_KEYS
+            )
+            for each in Rank
+        )
+        chosen = _chosen(heads, now)
+        return chosen is not None and chosen.request_id == request.request_id
+
+    def peek_rank(self, rank: Rank, *, unimportant_delay_s: Seconds = 0.0) -> QueuedRequest | None:
+        """
+        The first request of one rank in the window.
+
+        Args:
+            rank: The rank.
+            unimportant_delay_s: Delay of regular requests of low importance.
+        """
+        head = self._head(rank, unimportant_delay_s)
         return None if head is None else self._requests[head.request_id]
 
-    def _head(self, rank: Rank) -> PriorityKey | None:
-        heap = self._heaps[rank]
+    def _head(
+        self,
+        rank: Rank,
+        unimportant_delay_s: Seconds,
+        joining: Mapping[Importance, PriorityKey] = _NO_KEYS,
+    ) -> PriorityKey | None:
+        """Key of the first request of a rank, if the keys *joining* were in the window also."""
+        important, unimportant = (
+            _earlier(self._first(self._heaps[rank, each]), joining.get(each))
+            for each in (Importance.HIGH, Importance.LOW)
+        )
+        if important is None or unimportant is None:
+            return important or unimportant
+        delay_s = unimportant_delay_s if rank is Rank.REGULAR else 0.0
+        due_at = unimportant.deadline_at + delay_s
+        return min(important, unimportant._replace(deadline_at=due_at))
+
+    def _first(self, heap: list[PriorityKey]) -> PriorityKey | None:
         # Identity, not equality: a request that left and came back has a new entry.
         while heap and self._keys.get(heap[0].request_id) is not heap[0]:
             heapq.heappop(heap)
         return heap[0] if heap else None
+
+
+def _chosen(heads: Iterable[PriorityKey | None], now: UnixTime) -> PriorityKey | None:
+    """The key of the request to run next, of the first keys of all ranks in their order."""
+    chosen: PriorityKey | None = None
+    for head in heads:
+        if head is not None and (chosen is None or (head.deadline_at <= now and head < chosen)):
+            chosen = head
+    return chosen
+
+
+def _earlier(one: PriorityKey | None, other: PriorityKey | None) -> PriorityKey | None:
+    return min(one, other) if one is not None and other is not None else one or other
 
 
 def tokens_needed(request: QueuedRequest, *, generated: int = 0) -> int:

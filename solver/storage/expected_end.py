@@ -14,7 +14,29 @@ Length of the window of observed ends, as a part of the time that is left: the l
 future is like that of the near past, and for a far end changes of load average out.
 """
 PRIOR_LINES = 60.0
-"""Weight of the rate since the begin, in lines of the window, against chance in short windows."""
+"""Weight of the rate since the first end, in lines of the window, against chance in short ones."""
+
+
+RESULTS_S_PER_LINE: Seconds = 0.0005
+"""Time to write the result of a line, before a batch has ended."""
+_NEWEST_SHARE = 0.5
+"""Weight of the batch that ended last; the batches before it share the rest."""
+
+
+class ResultPace:
+    """Predicts how long it takes to write the results of a batch, from batches that have ended."""
+
+    def __init__(self) -> None:
+        self._per_line_s = RESULTS_S_PER_LINE
+
+    def observe(self, *, num_lines: int, elapsed_s: Seconds) -> None:
+        """Note how long the results of a batch took; a clock that was set back says nothing."""
+        if num_lines and elapsed_s >= 0.0:
+            self._per_line_s += _NEWEST_SHARE * (elapsed_s / num_lines - self._per_line_s)
+
+    def expected_s(self, num_lines: int) -> Seconds:
+        """Time from the last line's end to the batch's end."""
+        return num_lines * self._per_line_s
 
 
 class ExpectedEnd:
@@ -22,22 +44,30 @@ class ExpectedEnd:
     Estimates the end of one batch.
 
     The rate of ends is measured over a window as long as the time that is left, and shrunk towards
-    the rate since the begin.
+    the rate since the first end; the time before it, in which the first lines are published and
+    served, says nothing about the rate.
 
     Args:
         num_lines: Number of lines of the batch.
         num_ended: Lines that have ended at *now*.
         now: Unix time in seconds.
+        results_s: Time from the last line's end to the batch's end, in which results are written.
     """
 
-    def __init__(self, *, num_lines: int, num_ended: int, now: UnixTime) -> None:
+    def __init__(
+        self, *, num_lines: int, num_ended: int, now: UnixTime, results_s: Seconds = 0.0
+    ) -> None:
         self._num_lines = num_lines
+        self._results_s = results_s
         self._times: list[UnixTime] = [now]
         self._ended: list[int] = [num_ended]
 
     def observe(self, num_ended: int, now: UnixTime) -> None:
         """Note how many lines have ended; calls are in the order of time."""
         if now <= self._times[-1]:
+            return
+        if num_ended == self._ended[0] and len(self._times) == 1:
+            self._times[0] = now
             return
         self._times.append(now)
         self._ended.append(num_ended)
@@ -65,7 +95,8 @@ class ExpectedEnd:
         rate = self.rate_per_s
         if rate is None:
             return None
-        return self._times[-1] + (self._num_lines - self._ended[-1]) / rate
+        lines_end_at = self._times[-1] + (self._num_lines - self._ended[-1]) / rate
+        return lines_end_at + self._results_s
 
     def _ended_at(self, at: UnixTime) -> float:
         """Number of lines that had ended at a time, interpolated between samples."""

@@ -1,15 +1,17 @@
-"""Scaling advice: how many instances of each kind of device the current load needs."""
+"""Scaling advice: how many instances of each kind of device the waiting work needs."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from shared.contracts.base import Seconds
+from solver.planning.problem.objective import plan_cost
 from solver.planning.problem.problem import Objective, PlanningProblem, QueueOrder
 from solver.planning.problem.snapshot import ClusterSnapshot, planning_problem
 
 _OBJECTIVE = Objective()
+_NO_FLOORS: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,14 @@ class AdviceOptions:
     """Time until an added instance can activate its first model."""
     budget_s: Seconds = 0.1
     """CPU time of the plan generator for each number of instances that is tried."""
+    busy_share: float = 0.7
+    """
+    Share of the throughput of instances up to which they are enough for the arriving work, 0..1.
+    """
+    period_s: Seconds = 30.0
+    """Time between two numbers, which delays a cold start."""
+    down_after_s: Seconds = 600.0
+    """Time for which fewer instances must have been enough before fewer are advised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +52,23 @@ class DeviceAdvice:
     plan.
     """
     most: int
+    enough: int | None = None
+    """
+    Least number of the present instances whose plan meets the target, if the present ones do; none
+    if fewer were not tried.
+    """
 
     @property
     def instances(self) -> int:
         """
-        Recommended total number of instances; the current number if added instances would not help.
+        Total number of instances for the waiting work; the current number if added instances would
+        not help, or if fewer were not tried.
 
         If no plan met the target, the total is the current number plus the lower bound: more
         instances may not help, since one instance serves a whole group.
         """
+        if self.enough is not None:
+            return self.enough
         if self.confirmed is not None:
             return self.present + self.confirmed
         return self.present + min(self.most, self.bound or 0)
@@ -61,6 +79,7 @@ def scale_advice(
     *,
     importance_weight: Mapping[str, float],
     options: AdviceOptions,
+    floors: Mapping[str, int] = _NO_FLOORS,
     clock: Callable[[], Seconds],
     seed: int,
     objective: Objective = _OBJECTIVE,
@@ -74,6 +93,9 @@ def scale_advice(
     Args:
         snapshot: Has at least one instance.
         importance_weight: Cost of one late request, by importance.
+        options: Target, and properties of an added instance.
+        floors: Device -> least number of its instances to try; fewer instances of other devices are
+            not tried.
         clock: CPU or wall time; only differences count.
 
     Raises:
@@ -86,10 +108,17 @@ def scale_advice(
     from solver.planning.capacity.scale_up import scale_up  # noqa: PLC0415
     from solver.planning.generator import generate  # noqa: PLC0415
 
-    problem = planning_problem(snapshot, importance_weight=importance_weight, objective=objective)
+    def arrays(of: ClusterSnapshot) -> PlanningProblem:
+        return planning_problem(of, importance_weight=importance_weight, objective=objective)
 
-    def plan(larger: PlanningProblem) -> QueueOrder:
-        return generate(larger, budget_s=options.budget_s, clock=clock, seed=seed).order
+    def plan(of: PlanningProblem) -> QueueOrder:
+        return generate(of, budget_s=options.budget_s, clock=clock, seed=seed).order
+
+    def serves(of: ClusterSnapshot) -> bool:
+        smaller = arrays(of)
+        return 1 - plan_cost(smaller, plan(smaller)).late_share >= options.target
+
+    problem = arrays(snapshot)
 
     advice = []
     for device in sorted({each.device for each in snapshot.instances}):
@@ -100,6 +129,9 @@ def scale_advice(
             available_s=options.start_s,
         )
         found = scale_up(problem, spare, plan, target=options.target, most=options.most)
+        enough = floors.get(device) if found.confirmed == 0 else None
+        if enough is not None and snapshot.groups:
+            enough = _least_kept(snapshot, mine, serves, floor=max(1, enough), most=options.most)
         advice.append(
             DeviceAdvice(
                 device=device,
@@ -108,9 +140,39 @@ def scale_advice(
                 confirmed=found.confirmed,
                 attainment=found.attainment,
                 most=options.most,
+                enough=enough,
             )
         )
     return tuple(advice)
+
+
+def _least_kept(
+    snapshot: ClusterSnapshot,
+    mine: list[int],
+    serves: Callable[[ClusterSnapshot], bool],
+    *,
+    floor: int,
+    most: int,
+) -> int:
+    """
+    Least number of the instances *mine* that serve the waiting work in time.
+
+    The instances that are free last are kept, since it is not known which ones will end.
+
+    Args:
+        snapshot: Its present instances serve the work in time.
+        mine: Instances of one kind.
+        serves: Returns whether a plan for a snapshot meets the target.
+        floor: Least number to try.
+        most: Largest number of tries.
+    """
+    busiest = sorted(mine, key=lambda number: -snapshot.instances[number].backlog_s.mean)
+    for count in range(floor, min(len(mine), floor + most)):
+        gone = set(busiest[count:])
+        left = tuple(each for n, each in enumerate(snapshot.instances) if n not in gone)
+        if serves(replace(snapshot, instances=left)):
+            return count
+    return len(mine)
 
 
 def _freest(snapshot: ClusterSnapshot, instances: list[int]) -> int:

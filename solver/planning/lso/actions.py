@@ -78,6 +78,8 @@ def make_room(change: HeadChange, situation: Situation) -> Iterator[Lso]:
     plan when its last requests have begun to run.
     Differs: if an evicted run loses its tokens, the head waits, because the lost work would be done
     twice.
+    Differs: work that would begin again before the head's stays, because it would take the room
+    that it leaves, again and again.
     """
     head, costs = change.head, situation.costs
     if head is None or head.model != situation.active or not situation.resumes:
@@ -85,7 +87,11 @@ def make_room(change: HeadChange, situation: Situation) -> Iterator[Lso]:
     lack_tokens = situation.demand.tokens - situation.free_tokens
     lack_slots = situation.demand.slots - situation.free_slots
     behind = _lanes_of(change.queue[1:], head.model) - _lanes_of((head,), head.model)
-    displaced = [work for work in situation.running if work.gives_way or work.lane in behind]
+    displaced = [
+        work
+        for work in situation.running
+        if (work.gives_way or work.lane in behind) and not work.begins_first
+    ]
     host_free_bytes = situation.host_kv_free_bytes
     for work in sorted(displaced, key=_loss):
         if lack_tokens <= 0 and lack_slots <= 0:

@@ -22,6 +22,8 @@ class RunningWork:
     """Number of KV tokens that are freed when the request leaves the engine."""
     gives_way: bool = False
     """True if the request is best effort or relegated, so that regular requests may displace it."""
+    begins_first: bool = False
+    """True if the request would begin again before all requests that wait on the instance."""
     remaining_s: Seconds | None = None
     """Predicted time until the end of the request's run; none if unknown."""
     slack_s: Seconds = math.inf

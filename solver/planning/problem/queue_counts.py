@@ -11,7 +11,7 @@ SETTLE_S = 0.5
 FIRST_RECOUNT_S, MOST_RECOUNT_S = 2.0, 30.0
 """
 Time from an audit to the next count of a queue whose number is in doubt; it doubles each time,
-up to the second value.
+up to the second value. A queue without traffic for the first value is counted at once.
 """
 SILENT_S = 10.0
 """
@@ -81,13 +81,14 @@ class QueueCounts:
     all changes of these totals. The first totals of a source that existed before these counts are a
     baseline, since it is unknown how much of them earlier counts include. A source that is first
     seen later than `SILENT_S` after the begin is new, so all of its totals are changes. In both
-    cases its queues are `due` for an audit.
+    cases its queues are `due` for an audit, and their numbers in doubt.
 
     An audit is a real count. Operations of sources continue meanwhile: *u* requests that move
     between the reports before and after the count make the expectation at the time of the count
     uncertain by u / 2. A larger difference is drift and is corrected; a queue without traffic is
-    corrected exactly. A queue from which a lost source pulled is counted again at growing intervals
-    until an audit is exact.
+    corrected exactly. A number in doubt, also that of a queue from which a lost source pulled, is
+    counted again at growing intervals, and when the queue has no more traffic, until an audit is
+    exact.
 
     Args:
         began_at: Time from which all reports and notices are processed here.
@@ -151,7 +152,8 @@ class QueueCounts:
             is_new = now - self._began_at > SILENT_S and source not in self._forgotten
             known = _Source({} if is_new else dict(totals), now)
             self._sources[source] = known
-            self.due.update(totals)
+            for queue in totals:
+                self._doubt(queue)
         known.at = now
         for queue, total in totals.items():
             self._change(known, queue, total, now)
@@ -166,7 +168,7 @@ class QueueCounts:
         self.noticed(queue, now)
         known = self._sources.get(source)
         if known is None:
-            self.due.add(queue)
+            self._doubt(queue)
         else:
             self._change(known, queue, QueueTotal(put=total), now)
 
@@ -178,7 +180,8 @@ class QueueCounts:
         """
         known = self._sources.get(source)
         if known is None:
-            self.due.update(totals)
+            for queue in totals:
+                self._doubt(queue)
             return
         for queue, total in totals.items():
             self._change(known, queue, QueueTotal(pulled=total), now)
@@ -189,15 +192,13 @@ class QueueCounts:
 
     def suspect(self, source: str) -> None:
         """
-        Mark the queues from which *source* pulled as due for an audit, as unsettled requests may
-        have returned.
+        Doubt the numbers of the queues from which *source* pulled, as unsettled requests may have
+        returned.
         """
         if (known := self._sources.get(source)) is None:
             return
         for name in (name for name, total in known.totals.items() if total.pulled):
-            self.due.add(name)
-            if (queue := self._queues.get(name)) is not None:
-                queue.doubt_s = FIRST_RECOUNT_S
+            self._doubt(name)
 
     def forget(self, source: str) -> None:
         """Drop a lost source; the numbers that it reported stay in the counts."""
@@ -249,11 +250,17 @@ class QueueCounts:
                 continue
             queue = self._queues.setdefault(name, _Queue(changed_at=now))
             if not queue.audited:
-                queue.audited = True
+                queue.audited, queue.doubt_s = True, FIRST_RECOUNT_S
                 queue.expect(count - expected, now)
                 audit.before[name] = (count, moved)
             audit.counted[name] = count
         self._settle(now)
+
+    def _doubt(self, name: str) -> None:
+        """Make a queue due, and if it is known, count it again until an audit is exact."""
+        self.due.add(name)
+        if (queue := self._queues.get(name)) is not None:
+            queue.doubt_s = FIRST_RECOUNT_S
 
     def _change(self, source: _Source, queue: str, total: QueueTotal, now: UnixTime) -> None:
         before = source.totals.get(queue, QueueTotal())
@@ -278,10 +285,16 @@ class QueueCounts:
         self._audits = [audit for audit in self._audits if audit not in settled]
         for audit in settled:
             self._correct(audit, now)
-        for name in [name for name, at in self._recounts.items() if at <= now]:
+        for name in [name for name, at in self._recounts.items() if self._is_due(name, at, now)]:
             del self._recounts[name]
             if name in self._queues:
                 self.due.add(name)
+
+    def _is_due(self, name: str, recount_at: UnixTime, now: UnixTime) -> bool:
+        """True if the time of a queue's next count has come, or its traffic has ended."""
+        known = self._queues.get(name)
+        quiet_at = math.inf if known is None else known.changed_at + FIRST_RECOUNT_S
+        return min(recount_at, quiet_at) <= now
 
     def _correct(self, audit: Audit, now: UnixTime) -> None:
         for name, count in audit.counted.items():

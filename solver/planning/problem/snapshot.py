@@ -39,6 +39,8 @@ class ServiceRates:
     """Time of one request from the start of its service to its first token."""
     decode_s_per_token: Seconds = 0.0
     """Time per token within an average batch: QLM's d with its inefficiency factor."""
+    is_measured: bool = False
+    """True if the rates come from a profile of the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -114,6 +115,15 @@ _FIT_PERIOD = 64
 Number of iterations between two fits of the latency model; each fit builds a table of all token
 counts.
 """
+
+
+@runtime_checkable
+class FollowsLatency(Protocol):
+    """A policy that plans with iteration times, and takes newer ones while the engine runs."""
+
+    def set_latency(self, latency: LatencyTable) -> None:
+        """Use *latency* for decisions from now on."""
+        ...
 
 
 class OnlineLatencyModel:
