@@ -1,25 +1,24 @@
 """`headway-planner`: command line of the planner."""
 
-import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
-from services.planner.cli_plan import PLAN
-from services.planner.service import check, serve
 from services.planner.settings import Settings
 from shared.broker import topology
 from shared.broker.listening import listening
 from shared.contracts.base import Decoder
 from shared.contracts.plans import PlanPublished
-from shared.runtime.cli import ServiceCli, Verb, broker_factory, print_data
+from shared.runtime.cli import Service, ServiceCli, broker_factory, print_data
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
+from shared.runtime.options import LOADED, AsJson
 
 _decode_plan: Decoder[PlanPublished] = Decoder(PlanPublished)
 
 
-async def show_plan(settings: Settings, arguments: argparse.Namespace) -> int:
-    """Print the plan of each instance, listening for one refresh period."""
+async def show_plan(*, settings: Annotated[Settings, LOADED], json: AsJson = False) -> int:
+    """Print each instance's virtual queue, as the leader last published it."""
     plans: dict[str, PlanPublished] = {}
 
     def on_plan(plan: PlanPublished) -> None:
@@ -34,7 +33,7 @@ async def show_plan(settings: Settings, arguments: argparse.Namespace) -> int:
         print("no plan received: is a planner with the leader role running?", file=sys.stderr)
         return EXIT_FAILED
     for _, plan in sorted(plans.items()):
-        if arguments.json:
+        if json:
             print_data(plan, as_json=True)
         else:
             print(_table(plan))
@@ -49,29 +48,32 @@ def _table(plan: PlanPublished) -> str:
     return "\n".join(lines if len(lines) > 1 else [*lines, "  nothing waits"])
 
 
-CLI = ServiceCli(
-    service="planner",
-    description=(
-        "Moves requests from the global queues to lanes, and plans which instances serve them."
-    ),
-    settings_type=Settings,
-    serve=serve,
-    check=check,
-    verbs=(
-        Verb(
-            name="show-plan",
-            help="print each instance's virtual queue, as the leader last published it",
-            run=show_plan,
-        ),
-        PLAN,
-    ),
-)
+def planner(prog: str) -> ServiceCli[Settings]:
+    """The command line of the planner, as the program *prog*."""
+
+    def parts() -> Service[Settings]:
+        from services.planner import service  # noqa: PLC0415 - `health` needs no solver
+
+        return Service(serve=service.serve, check=service.check)
+
+    cli = ServiceCli(
+        service="planner",
+        text="Moves requests from the global queues to lanes, and plans which instances serve "
+        "them.",
+        settings_type=Settings,
+        parts=parts,
+        prog=prog,
+    )
+    cli.app.command(show_plan)
+    cli.app.command(
+        "services.planner.cli_plan:PLAN", name="plan", help="Show, explain or compare plans."
+    )
+    return cli
 
 
-def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
-    """
-    Entry point of `headway-planner` and, with its own *prog*, of `headway plan`.
+CLI = planner("headway-planner")
 
-    Returns the exit code.
-    """
-    return CLI.main(argv, prog=prog)
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    return CLI.main(argv)

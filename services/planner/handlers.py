@@ -8,7 +8,7 @@ from shared.broker import topology
 from shared.broker.consumer import Dispatcher, Handler
 from shared.broker.protocol import Delivery, DeliveryHandler, OutMessage
 from shared.broker.retry import send_best_effort
-from shared.contracts.base import Message, encode
+from shared.contracts.base import Message
 from shared.contracts.control import LaneNonempty, QueuesRetired, QueuesRetiring
 from shared.contracts.estimates import AlarmRaised, Profile
 from shared.contracts.plans import LanesForecast, PlanRequested
@@ -81,30 +81,27 @@ async def on_queues_retiring(
     message: QueuesRetiring, grouper: Grouper, _delivery: Delivery
 ) -> None:
     """Handle the notice that the leader is about to delete queues."""
-    await grouper.on_retiring(message)
+    await grouper.reports.on_retiring(message)
 
 
 async def on_queues_retired(message: QueuesRetired, grouper: Grouper, _delivery: Delivery) -> None:
     """Handle the end of a queue retirement."""
-    grouper.on_retired(message)
+    grouper.reports.on_retired(message)
 
 
 async def on_tenant_demand(message: TenantDemand, grouper: Grouper, _delivery: Delivery) -> None:
-    """Hear what a grouper has and wants of the limits of tenants."""
-    if grouper.tenants is not None:
-        grouper.tenants.on_demand(message)
+    """Record what a grouper holds and needs of the limits of tenants."""
+    grouper.tenants.on_demand(message)
 
 
 async def on_tenant_grants(message: TenantGrants, grouper: Grouper, _delivery: Delivery) -> None:
     """Handle an answer to a demand."""
-    if grouper.tenants is not None:
-        grouper.tenants.on_grants(message)
+    grouper.tenants.on_grants(message)
 
 
 async def on_usage_today(message: UsageToday, grouper: Grouper, _delivery: Delivery) -> None:
     """Handle the tokens that tenants have used today."""
-    if grouper.tenants is not None:
-        grouper.tenants.on_usage(message)
+    grouper.tenants.on_usage(message)
 
 
 async def on_instance_status(message: InstanceStatus, leader: Leader, _delivery: Delivery) -> None:
@@ -187,13 +184,5 @@ def leader_state_handler(leader: Leader) -> DeliveryHandler:
 
 async def tick(leader: Leader) -> None:
     """Publish a tick to the leader queue, which needs messages even without agents and groupers."""
-    await send_best_effort(
-        leader.broker,
-        topology.TELEMETRY,
-        topology.TICK_KEY,
-        OutMessage(
-            body=encode(LeaderTick(sender=leader.leader_id, at=leader.clock.now())),
-            kind="leader.tick.v1",
-            persistent=False,
-        ),
-    )
+    message = OutMessage.transient(LeaderTick(sender=leader.leader_id, at=leader.clock.now()))
+    await send_best_effort(leader.broker, topology.TELEMETRY, topology.TICK_KEY, message)

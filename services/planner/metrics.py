@@ -26,13 +26,13 @@ def grouper_metrics(
     registry: CollectorRegistry, state: GrouperState, lengths: PromptLengths
 ) -> None:
     """Register the metrics of the grouper role."""
-    StateCollector(registry, state, GROUPER)
-    StateCollector(registry, lengths, PROMPT_LENGTHS)
+    StateCollector(registry, lambda: state, GROUPER)
+    StateCollector(registry, lambda: lengths, PROMPT_LENGTHS)
 
 
 def routing_metrics(registry: CollectorRegistry, routing: Routing) -> None:
     """Register the metrics of a grouper's routers."""
-    StateCollector(registry, routing, ROUTING)
+    StateCollector(registry, lambda: routing, ROUTING)
 
 
 class LeaderMetrics:
@@ -56,8 +56,8 @@ class LeaderMetrics:
             buckets=SECONDS,
             registry=registry,
         )
-        StateCollector(registry, state, LEADER)
-        StateCollector(registry, state, ACTIVE_LEADER, applies=lambda each: each.leads)
+        StateCollector(registry, lambda: state, LEADER)
+        StateCollector(registry, lambda: state, ACTIVE_LEADER, applies=lambda each: each.leads)
 
     def counting(self, plan: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
         """Wrap *plan*, which executes one planning round, to count the published plans."""
@@ -317,7 +317,7 @@ ACTIVE_LEADER: tuple[Series[LeaderState], ...] = (
     ),
     gauge(
         "headway_planner_advised_instances",
-        "Advised number of instances of a device; the current number if it is enough",
+        "Advised number of instances of a device, also of one that has none now",
         lambda state: (((each.device,), each.advised) for each in advice_of(state)),
         "device",
     ),

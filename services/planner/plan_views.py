@@ -17,8 +17,8 @@ from shared.contracts.plans import (
 )
 from solver.prediction.time_distribution import TimeDistribution
 
-_WIDTH = 64
-"""Width of the service chart in columns."""
+_LEAST_WIDTH = 16
+"""Least width of the bars of the service chart in columns."""
 _SHOWN = 0.9
 """Probability with which a request's service begins within the printed interval."""
 
@@ -37,7 +37,7 @@ def summary(plan: PlanExplained) -> str:
     return (
         f"epoch {plan.epoch}  by {plan.leader_id}  {plan.policy}{cause}; "
         f"{len(plan.groups)} groups, {plan.late_share:.1%} of the weight expected late"
-        + "".join(_advice(each) for each in plan.advice if each.advised > each.present)
+        + "".join(_advice(each) for each in plan.advice if each.advised != each.present)
         + (_waits(plan.waits) if plan.waits else "")
     )
 
@@ -49,11 +49,14 @@ def queues(plan: PlanExplained) -> str:
     for instance, groups in sorted(_by_instance(plan.groups).items()):
         swap = swaps.get(InstanceId(instance))
         lines.append(instance if swap is None else f"{instance}  {_swap(swap)}")
-        lines += [
-            f"  {group.position + 1:>3}. {_name(group)}  x{group.num_requests}  "
-            f"turn in {_turn(group)}, {_deadline(group)}, late {group.late_probability:.0%}"
-            for group in groups
-        ]
+        for group in groups:
+            lines += [
+                f"  {group.position + 1:>3}. {_name(group)}  x{group.num_requests}",
+                (
+                    f"       turn in {_turn(group)}, {_deadline(group)}, "
+                    f"late {group.late_probability:.0%}"
+                ),
+            ]
     return "\n".join(lines)
 
 
@@ -93,22 +96,28 @@ def difference(before: PlanExplained, after: PlanExplained) -> str:
     return "\n".join(lines if len(lines) > 1 else [*lines, "  nothing moved"])
 
 
-def gantt(plan: PlanExplained) -> str:
+def gantt(plan: PlanExplained, *, columns: int = 80) -> str:
     """
     Chart of the times at which each instance serves each model; groups of one lane form one bar.
+
+    Args:
+        plan: The plan.
+        columns: Width of the chart; names of groups are shown whole.
     """
     served = [group for group in plan.groups if group.wait_s is not None]
     if not served:
         return "nothing waits"
     end_s = max(1e-9, *(group.wait_s or 0.0 for group in served))
+    width = max(_LEAST_WIDTH, columns - 3 - max(len(_name(group)) for group in served))
     lines = []
     for instance, groups in sorted(_by_instance(served).items()):
         lines.append(instance)
         for group in groups:
-            column = min(_WIDTH - 1, int(_WIDTH * (group.wait_s or 0.0) / end_s))
+            column = min(width - 1, int(width * (group.wait_s or 0.0) / end_s))
             mark = "!" if group.late_probability > 0.5 else "#"  # noqa: PLR2004 - rather late than not
-            lines.append(f"  {'.' * column}{mark:<{_WIDTH - column}}  {_name(group)}")
-    lines.append(f"  0{'s':<{_WIDTH - 8}}{_time(end_s):>7}  (!: late with a probability above 50%)")
+            lines.append(f"  {'.' * column}{mark:<{width - column}} {_name(group)}")
+    lines.append(f"  0{'s':<{width - 8}}{_time(end_s):>7}")
+    lines.append("  !: late with a probability above 50%")
     return "\n".join(lines)
 
 

@@ -5,6 +5,7 @@ import os
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from services.planner.grouper.dead_letter_replies import DeadLetterReplies
 from services.planner.grouper.expiry import Expiry
 from services.planner.grouper.grouper import Grouper
 from services.planner.grouper.intake import Intake
+from services.planner.grouper.lane_reports import LaneReports
+from services.planner.grouper.placement import Placement
 from services.planner.grouper.stored.claims import Claims
 from services.planner.grouper.stored.questions import Questions
 from services.planner.grouper.stored.replies import StoredReplies
@@ -38,6 +41,9 @@ from shared.broker import topology
 from shared.broker.consumer import Dispatcher
 from shared.broker.declaring import declare_topology
 from shared.broker.protocol import BindingSpec, Broker, DeliveryHandler
+from shared.broker.stories import PERIOD_S as STORIES_PERIOD_S
+from shared.broker.stories import StoryOutbox
+from shared.broker.tasks import InTurn
 from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import RequestId, Seconds, TenantId
 from shared.contracts.errors import SettingsError
@@ -56,6 +62,7 @@ from shared.tenants.policies import (
     follow_policies,
     open_policies,
 )
+from shared.tracing.grouping import traced
 from solver.planning.review import ReviewOptions
 from solver.prediction.lengths.prompt_lengths import PromptLengths
 from solver.routing.shares import TenantShares
@@ -122,6 +129,17 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
         log.info("service.stopped", name=name)
 
 
+@dataclass(frozen=True, slots=True)
+class _GrouperParts:
+    """A grouper and what works with it."""
+
+    grouper: Grouper
+    intake: Intake
+    tenants: TenantGate
+    claims: Claims
+    lengths: PromptLengths
+
+
 class _Planner:
     """The roles (grouper, leader) of one planner process."""
 
@@ -150,10 +168,18 @@ class _Planner:
         await RegistryWatch(path, self._registry, NoSteps()).follow(self._stop)
 
     async def start_grouper(self) -> None:
-        ports, broker, settings = self._ports, self._broker, self._ports.settings.grouper
-        lengths = PromptLengths()
-        routing = self._routing()
-        policies = self.policies
+        """Move requests from the global queues to lanes, and publish what is known of the lanes."""
+        parts = self._grouper()
+        await self._follow_mesh(parts)
+        await self._consume_requests(parts)
+        if self._store is not None:
+            await self._start_store(self._store, parts.claims)
+        self._start_reports(parts)
+        if parts.grouper.routing is not None:
+            self._start_routing(parts.grouper.routing)
+
+    def _grouper(self) -> _GrouperParts:
+        ports, settings, policies = self._ports, self._ports.settings.grouper, self.policies
         state = GrouperState(
             shares=TenantShares(
                 max_share=settings.max_tenant_share,
@@ -162,55 +188,70 @@ class _Planner:
             ),
             recent=FIFOCache(settings.duplicate_memory),
         )
-        tenants = TenantGate(
-            broker=broker,
-            clock=ports.clock,
-            policies=policies,
-            holder=Holder(source=source_name(self._name, self._incarnation)),
-            allocator=Allocator(
-                limit=lambda tenant, kind: policies.policy(tenant).limit(kind),
-                listens_since=ports.clock.now(),
-            ),
-            outstanding=state.shares.outstanding,
-        )
+        source = source_name(self._name, self._incarnation)
+        tenants = self._tenant_gate(state, source)
 
         def finish(request_id: RequestId, tenant: TenantId) -> None:
             state.finish(request_id, tenant)
             tenants.ended(tenant, request_id)
 
-        expiry = self._expiry(state, settings, finish)
-        store = self._store
-        claims = Claims(store=store, holder=source_name(self._name, self._incarnation))
+        lengths = PromptLengths()
         intake = Intake(
             registry=self._registry,
             settings=settings,
             layout=ports.settings.layout,
             lengths=lengths,
             policies=policies,
-            finals_kept_s=None if store is None else ports.settings.store.finals_kept_s,
+            finals_kept_s=None if self._store is None else ports.settings.store.finals_kept_s,
+        )
+        claims = Claims(store=self._store, holder=source)
+        placement = Placement(
+            broker=self._broker,
+            queues=self._queues,
+            state=state,
+            clock=ports.clock,
+            routing=self._routing(),
+        )
+        reports = LaneReports(
+            broker=self._broker,
+            clock=ports.clock,
+            sender=self._name,
+            incarnation=self._incarnation,
+            state=state,
+            queues=self._queues,
+            layout=ports.settings.layout,
+            policies=policies,
         )
         grouper = Grouper(
-            broker=broker,
+            broker=self._broker,
             intake=intake,
             settings=settings,
             state=state,
             clock=ports.clock,
-            sender=self._name,
-            incarnation=self._incarnation,
-            queues=self._queues,
-            expiry=expiry,
-            routing=routing,
+            placement=placement,
+            expiry=self._expiry(state, settings, finish),
             tenants=tenants,
             claims=claims,
+            reports=reports,
         )
-        dead_letter_replies = DeadLetterReplies(
-            broker=broker,
-            clock=ports.clock,
-            state=state,
-            expiry=expiry,
-            stored_tenant=intake.stored_tenant,
+        return _GrouperParts(grouper, intake, tenants, claims, lengths)
+
+    def _tenant_gate(self, state: GrouperState, source: str) -> TenantGate:
+        policies = self.policies
+        return TenantGate(
+            broker=self._broker,
+            clock=self._ports.clock,
+            policies=policies,
+            holder=Holder(source=source),
+            allocator=Allocator(
+                limit=lambda tenant, kind: policies.policy(tenant).limit(kind),
+                listens_since=self._ports.clock.now(),
+            ),
+            outstanding=state.shares.outstanding,
         )
-        grouper_metrics(ports.health.metrics, grouper.state, lengths)
+
+    async def _follow_mesh(self, parts: _GrouperParts) -> None:
+        """Follow what other services publish."""
         keys = [
             (topology.PROFILES, ""),
             (topology.CONTROL, topology.CONTROL_RETIREMENT),
@@ -221,37 +262,47 @@ class _Planner:
             (topology.TELEMETRY, topology.TENANT_GRANTS_KEY),
             (topology.TELEMETRY, topology.USAGE_TODAY_KEY),
         ]
-        if routing is not None:
+        if parts.grouper.routing is not None:
             routed = (topology.STATUS_KEYS, topology.PREFILLS_KEY, topology.ROUTER_KEY)
             keys += [(topology.TELEMETRY, key) for key in routed]
-        dispatcher = Dispatcher(GROUPER_HANDLERS, grouper)
+        dispatcher = Dispatcher(GROUPER_HANDLERS, parts.grouper)
         await self._listen(f"grouper.{self._name}", keys, dispatcher, prefetch=256)
         # The time from which this process hears all demands.
-        tenants.allocator.listens_since = ports.clock.now()
-        broker.on_connection_lost(tenants.on_connection_lost)
-        await self._consume(topology.TENANTS, tenants.allocate, prefetch=64)
-        await self._consume(
-            topology.GLOBAL_INTERACTIVE, grouper.on_request, settings.interactive_prefetch
+        parts.tenants.allocator.listens_since = self._ports.clock.now()
+        self._broker.on_connection_lost(parts.tenants.on_connection_lost)
+
+    async def _consume_requests(self, parts: _GrouperParts) -> None:
+        ports, grouper, settings = self._ports, parts.grouper, self._ports.settings.grouper
+        await self._consume(topology.TENANTS, parts.tenants.allocate, prefetch=64)
+        on_request = traced(ports.tracer, grouper.on_request)
+        await self._consume(topology.GLOBAL_INTERACTIVE, on_request, settings.interactive_prefetch)
+        await self._consume(topology.GLOBAL_REST, InTurn(on_request), settings.rest_prefetch)
+        await self._consume(topology.HELD, InTurn(grouper.on_held), settings.rest_prefetch)
+        dead_letter_replies = DeadLetterReplies(
+            broker=self._broker,
+            clock=ports.clock,
+            state=grouper.state,
+            expiry=grouper.expiry,
+            stored_tenant=parts.intake.stored_tenant,
         )
-        await self._consume(topology.GLOBAL_REST, grouper.on_request, settings.rest_prefetch)
         await self._consume(
             topology.DEAD_LETTER_REPLIES, dead_letter_replies.on_dead_letter, DEAD_LETTERS_AT_ONCE
         )
-        await self._consume(topology.HELD, grouper.on_held, settings.rest_prefetch)
-        questions = Questions(broker=broker, store=store, settings=settings)
+        questions = Questions(broker=self._broker, store=self._store, settings=settings)
         await self._consume(topology.QUESTIONS, questions.on_question, QUESTIONS_AT_ONCE)
-        if store is not None:
-            await self._start_store(store, claims)
-        self._repeat("grouper.report", settings.report_period_s, grouper.report)
-        self._repeat("grouper.tenants", DEMAND_PERIOD_S, tenants.report)
+
+    def _start_reports(self, parts: _GrouperParts) -> None:
+        """Start what the grouper does periodically."""
+        ports, grouper, settings = self._ports, parts.grouper, self._ports.settings.grouper
+        grouper_metrics(ports.health.metrics, grouper.state, parts.lengths)
         ports.health.details = lambda: {
-            "tenants": msgspec.to_builtins(policies.state),
-            "store": state_of(store),
+            "tenants": msgspec.to_builtins(self.policies.state),
+            "store": state_of(self._store),
         }
+        self._repeat("grouper.report", settings.report_period_s, grouper.report)
+        self._repeat("grouper.tenants", DEMAND_PERIOD_S, parts.tenants.report)
         self._repeat("grouper.notices", NOTICE_PERIOD_S, grouper.placement.send_owed_notices)
-        self._repeat("grouper.expiry", EXPIRY_PERIOD_S, expiry.end_due)
-        if routing is not None:
-            self._start_routing(routing)
+        self._repeat("grouper.expiry", EXPIRY_PERIOD_S, grouper.expiry.end_due)
 
     async def _start_store(self, store: Store, claims: Claims) -> None:
         replies = StoredReplies(broker=self._broker, store=store, stop=self._stop)
@@ -275,6 +326,7 @@ class _Planner:
 
         return Expiry(
             broker=self._broker,
+            stories=self._stories(),
             state=state,
             clock=self._ports.clock,
             sender=self._name,
@@ -283,6 +335,15 @@ class _Planner:
             finish=finish,
             hear_first_tokens=hear_first_tokens,
         )
+
+    def _stories(self) -> StoryOutbox | None:
+        """Records of the requests that this grouper ends, if the settings ask for them."""
+        if not self._ports.settings.stories:
+            return None
+        stories = StoryOutbox(self._broker, self._name)
+        self._stack.push_async_callback(stories.send)
+        self._repeat("grouper.stories", STORIES_PERIOD_S, stories.send)
+        return stories
 
     def _start_routing(self, routing: Routing) -> None:
         settings = self._ports.settings.grouper.routing

@@ -51,10 +51,11 @@ class GrouperSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Settings of the intake of requests into lanes."""
 
     interactive_prefetch: Annotated[int, Meta(ge=1, le=1000)] = 128
-    rest_prefetch: Annotated[int, Meta(ge=1, le=1000)] = 16
+    rest_prefetch: Annotated[int, Meta(ge=1, le=1000)] = 256
     """
-    Prefetch of the queue of non-interactive requests. Inside one grouper, at most this number of
-    non-interactive requests is ahead of an interactive request.
+    Prefetch of the queue of non-interactive requests. Requests under ids count until the store has
+    a note that they are queued. They begin one per turn of the event loop, so that interactive
+    requests wait for few of them.
     """
     trusted_users: tuple[str, ...] = ("guest", "headway-gateway")
     """Authenticated publishers whose `tenant`, `arrived_at` and `prompt_tokens` are trusted."""
@@ -151,6 +152,10 @@ class LeaderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Maximum number of additional instances that advice on scale considers."""
     advise_start_s: Annotated[float, Meta(ge=0)] = 60.0
     """Start-up time of an additional instance without loading a model."""
+    advise_busy_share: Annotated[float, Meta(gt=0, le=1)] = 0.7
+    """Share of their throughput up to which fewer instances are enough for the arriving work."""
+    advise_down_after_s: Annotated[float, Meta(ge=0)] = 600.0
+    """Time for which fewer instances must have been enough before fewer are advised."""
     settle_s: Annotated[float, Meta(ge=0)] = 1.5
     """
     Time for which a new leader collects statuses before its first plan. Until the new plan, agents
@@ -174,7 +179,12 @@ class LeaderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def advice(self) -> AdviceOptions:
         """Convert these settings to the options of advice on scale."""
         return AdviceOptions(
-            target=self.advise_target, most=self.advise_most, start_s=self.advise_start_s
+            target=self.advise_target,
+            most=self.advise_most,
+            start_s=self.advise_start_s,
+            busy_share=self.advise_busy_share,
+            period_s=self.advise_period_s,
+            down_after_s=self.advise_down_after_s,
         )
 
     @property

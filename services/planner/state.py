@@ -215,7 +215,7 @@ class LeaderState:
     """Instance and position of each request group in the plan in force."""
     record: PlanRecord = field(default_factory=PlanRecord)
     advice: tuple[AdvisedInstances, ...] = ()
-    """Advice on scale for devices with too few instances."""
+    """Advised numbers of instances, of all known devices; empty before the first advice."""
     alarms_heard: int = 0
     alarms_planned: int = 0
     """Number of received alarms that planning rounds have already considered."""

@@ -26,7 +26,6 @@ from shared.contracts.models import ModelEntry
 from shared.contracts.qos import Slo
 from shared.contracts.requests import ApiCall, ReplyMode, Sampling
 
-MAX_PRIORITY = 1000
 _OF_BODY = sorted(
     {*InferenceRequest.__struct_fields__, *WITHOUT_EFFECT} - {*CallRequest.__struct_fields__}
 )
@@ -119,11 +118,6 @@ def asked_call(request: CallRequest, limits: IngressLimits) -> Asked:
             f"the body asks for {size.num_answers} answers; the limit is {limits.max_answers}",
             param="n" if size.num_prompts <= limits.max_answers else "prompt",
         )
-    priority = -(body.priority or 0) if request.priority is None else request.priority
-    if abs(priority) > MAX_PRIORITY:
-        raise ContractError(
-            f"priority must be from -{MAX_PRIORITY} to {MAX_PRIORITY}", param="priority"
-        )
     of_mesh = InferenceRequest(
         model=body.model,
         id=request.id,
@@ -133,7 +127,7 @@ def asked_call(request: CallRequest, limits: IngressLimits) -> Asked:
         application=request.application or body.application,
         importance=request.importance or body.importance,
         service_tier=body.service_tier,
-        priority=priority,
+        priority=-(body.priority or 0) if request.priority is None else request.priority,
         reply=request.reply or (ReplyMode.STREAM if is_streamed else ReplyMode.FINAL),
         arrived_at=request.arrived_at,
         expires_at=_first(request.expires_at, body.expires_at),

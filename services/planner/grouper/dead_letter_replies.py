@@ -14,6 +14,7 @@ from shared.contracts.base import Decoder, TenantId
 from shared.contracts.errors import ContractError, TransientError
 from shared.contracts.lanes import is_inbox
 from shared.contracts.requests import ErrorInfo, QueuedRequest, RequestFailed
+from shared.contracts.stories.story import ended, story_of
 from shared.runtime.clock import Clock
 from shared.runtime.metrics import OTHER
 
@@ -144,3 +145,5 @@ class DeadLetterReplies:
         await publish_final(self._broker, failed, reply_to=delivery.reply_to, stored_for=tenant)
         if request is not None:
             self._state.missed(request.slo.qos_class, request.tenant)
+            if (stories := self._expiry.stories) is not None:
+                stories.ended(ended(story_of(request), outcome=error.code, at=failed.at))

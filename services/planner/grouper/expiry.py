@@ -14,7 +14,8 @@ from shared.broker import topology
 from shared.broker.finals import publish_final, stored_for
 from shared.broker.protocol import Broker, OutMessage
 from shared.broker.retry import send_best_effort
-from shared.contracts.base import RequestId, TenantId, encode, tag_of
+from shared.broker.stories import StoryOutbox
+from shared.contracts.base import RequestId, TenantId
 from shared.contracts.ends import (
     DEADLINE_EXPIRED,
     FIRST_TOKEN,
@@ -24,6 +25,7 @@ from shared.contracts.ends import (
 )
 from shared.contracts.errors import MeshError
 from shared.contracts.requests import ErrorInfo, QueuedRequest, RequestFailed
+from shared.contracts.stories.story import ended, story_of
 from shared.contracts.telemetry import ExpiredRequest, RequestObserved, RequestsExpired
 from shared.runtime.clock import Clock
 
@@ -67,6 +69,7 @@ class Expiry:
         ended: Identities of requests whose producers know their ends.
         finish: Called when a request no longer counts for its tenant.
         hear_first_tokens: Begins to listen to the first tokens of requests.
+        stories: Takes the record of each request that ends; None: there are no records.
     """
 
     broker: Broker
@@ -77,6 +80,7 @@ class Expiry:
     ended: FIFOCache[str, None]
     finish: Callable[[RequestId, TenantId], None]
     hear_first_tokens: Callable[[], Awaitable[None]] = _no_op
+    stories: StoryOutbox | None = None
     _hears: bool = False
     _unannounced: list[ExpiredRequest] = field(default_factory=list)
 
@@ -154,9 +158,7 @@ class Expiry:
             batch = self._unannounced[:MOST_IN_NOTICE]
             self._unannounced = self._unannounced[MOST_IN_NOTICE:]
             notice = RequestsExpired(sender=self.sender, requests=tuple(batch))
-            message = OutMessage(
-                body=encode(notice), kind=tag_of(RequestsExpired), persistent=False
-            )
+            message = OutMessage.transient(notice)
             await send_best_effort(self.broker, topology.TELEMETRY, topology.EXPIRED_KEY, message)
 
     async def _end_watched(self, watched: Watched) -> MeshError | None:
@@ -193,6 +195,9 @@ class Expiry:
         self._unannounced.append(
             ExpiredRequest(request_id=request.request_id, tenant=request.tenant)
         )
+        if self.stories is not None:
+            story = request.story if isinstance(request, Watched) else story_of(request)
+            self.stories.ended(ended(story, outcome=DEADLINE_EXPIRED, at=self.clock.now()))
         log.info("request.expired", request_id=request.request_id, queue=queue)
 
     def _forget(self, request_id: RequestId, tenant: TenantId) -> None:

@@ -15,22 +15,19 @@ import structlog
 from services.planner.grouper.admission import check_admission
 from services.planner.grouper.expiry import Expiry
 from services.planner.grouper.intake import Intake, request_id_of
-from services.planner.grouper.placement import Placement, check_end
-from services.planner.grouper.refusals import dead_letter, error_info
+from services.planner.grouper.lane_reports import LaneReports
+from services.planner.grouper.placement import Placement, check_end, held_for_s, hold
+from services.planner.grouper.refusals import dead_letter_refused, error_info
 from services.planner.grouper.stored.claims import RETRY_S as CLAIM_RETRY_S
 from services.planner.grouper.stored.claims import Claims, IdConflictError
 from services.planner.grouper.stored.replies import REFUSAL_HEADER
 from services.planner.grouper.tenants import TenantGate
-from services.planner.queued import held_for_s, hold
-from services.planner.routed.routing import Routing
 from services.planner.settings import GrouperSettings
 from services.planner.state import GrouperState, identity
 from shared.broker import topology
 from shared.broker.finals import publish_final, stored_for
-from shared.broker.protocol import Broker, Delivery, OutMessage, Settlement
-from shared.broker.work_queues import WorkQueues
-from shared.contracts.base import Decoder, RequestId, Seconds, TenantId, encode
-from shared.contracts.control import QueuesRetired, QueuesRetiring
+from shared.broker.protocol import Broker, Delivery, Settlement
+from shared.contracts.base import Decoder, RequestId, Seconds, TenantId
 from shared.contracts.ends import DEADLINE_EXPIRED
 from shared.contracts.errors import (
     CapacityError,
@@ -44,10 +41,12 @@ from shared.contracts.errors import (
 from shared.contracts.estimates import Profile
 from shared.contracts.plans import LanesForecast
 from shared.contracts.requests import Final, QueuedRequest, RequestFailed, StoredWork
-from shared.contracts.telemetry import LanesObserved, RequestObserved
-from shared.contracts.tenants.policies import RateLimitedError, TenantsState
+from shared.contracts.stories.story import Story, ended, story_of
+from shared.contracts.telemetry import RequestObserved
+from shared.contracts.tenants.policies import RateLimitedError
 from shared.runtime.clock import Clock
 from shared.store.requests.records import Claim, ClaimOutcome
+from shared.tracing.grouping import note_placed, note_refused
 from solver.planning.forecast import LATE_PROBABILITY, late_with
 from solver.scheduling.window import tokens_needed
 
@@ -71,14 +70,12 @@ class Grouper:
     Args:
         intake: Validates and classifies requests.
         settings: Limits and shares.
-        state: State of the grouper, published every second.
-        sender: Name of this process in its reports.
-        queues: The work queues of this process; its `source` is the process's name in reports.
-        incarnation: Part of the name that is unique to this start of the process.
+        state: State of the grouper.
+        placement: Puts requests into queues.
         expiry: Ends requests at their ends.
-        routing: Chooses instances; None: instances pull all requests.
-        tenants: Admits requests within the limits of their tenants; None: no limits.
-        claims: Claims ids of requests in the store; None if the planner has no store.
+        tenants: Admits requests within the limits of their tenants.
+        claims: Claims ids of requests in the store.
+        reports: Reports to leaders.
     """
 
     def __init__(
@@ -89,30 +86,24 @@ class Grouper:
         settings: GrouperSettings,
         state: GrouperState,
         clock: Clock,
-        sender: str,
-        queues: WorkQueues,
-        incarnation: str,
+        placement: Placement,
         expiry: Expiry,
-        routing: Routing | None = None,
-        tenants: TenantGate | None = None,
-        claims: Claims | None = None,
+        tenants: TenantGate,
+        claims: Claims,
+        reports: LaneReports,
     ) -> None:
-        self._claims = claims or Claims(store=None, holder=sender)
-        self.routing = routing
+        self.placement = placement
+        self.routing = placement.routing
         """Chooses an instance for each request; None if instances pull all requests."""
-        self.placement = Placement(
-            broker=broker, queues=queues, state=state, clock=clock, routing=routing
-        )
         self.expiry = expiry
         self.tenants = tenants
+        self.reports = reports
+        self._claims = claims
         self._broker = broker
         self._intake = intake
         self._settings = settings
         self.state = state
         self._clock = clock
-        self._sender = sender
-        self._incarnation = incarnation
-        self.queues = queues
         self._under_way: dict[str, asyncio.Event] = {}
         self._num_waiting = 0
         """Number of requests that wait for their model."""
@@ -163,7 +154,7 @@ class Grouper:
         """
         request, now = _decode_queued(delivery.body), self._clock.now()
         if left_s := held_for_s(request, now):
-            await hold(self._broker, request, now, left_s)
+            await hold(self._broker, request, left_s)
             await delivery.settle(Settlement.ACK)
             return
         request = self._intake.regrouped(request, now)
@@ -229,7 +220,7 @@ class Grouper:
                 case ClaimOutcome.CONFLICT:
                     raise IdConflictError
                 case _:
-                    await hold(self._broker, request, self._clock.now(), CLAIM_RETRY_S)
+                    await hold(self._broker, request, CLAIM_RETRY_S)
         await delivery.settle(Settlement.ACK)
 
     async def _put_claimed(self, request: QueuedRequest, stored: StoredWork) -> None:
@@ -261,7 +252,7 @@ class Grouper:
         """
         now = self._clock.now()
         if left_s := held_for_s(request, now):
-            await hold(self._broker, request, now, left_s)
+            await hold(self._broker, request, left_s)
             self.state.held += 1
             return None
         check_end(request, now)
@@ -311,7 +302,7 @@ class Grouper:
     async def _put(self, request: QueuedRequest) -> str:
         """Publish an admitted request and count it; return the name of the queue."""
         self._check(request)
-        if self.tenants is not None and await self.tenants.admit(request):
+        if await self.tenants.admit(request):
             # Other requests were admitted while this one waited.
             self._check_again(request)
         now, tokens = self._clock.now(), tokens_needed(request)
@@ -332,19 +323,17 @@ class Grouper:
             raise
         self.expiry.moved(request, queue)
         self.state.count(request, queue=queue, at=self._clock.now())
+        note_placed(request)
         return queue
 
     def _check(self, request: QueuedRequest) -> None:
-        has_policy_limit = (
-            self.tenants is not None
-            and self.tenants.policies.policy(request.tenant).outstanding_tokens is not None
-        )
+        policy = self.tenants.policies.policy(request.tenant)
         check_admission(
             request,
             self.state,
             self._settings,
             self._clock.now(),
-            has_policy_limit=has_policy_limit,
+            has_policy_limit=policy.outstanding_tokens is not None,
         )
 
     def _check_again(self, request: QueuedRequest) -> None:
@@ -357,11 +346,11 @@ class Grouper:
     def _finish(self, request_id: RequestId, tenant: TenantId) -> None:
         """A request no longer counts for its tenant."""
         self.state.finish(request_id, tenant)
-        if self.tenants is not None:
-            self.tenants.ended(tenant, request_id)
+        self.tenants.ended(tenant, request_id)
 
     async def _refuse(self, delivery: Delivery, error: MeshError) -> None:
         info = error_info(error)
+        note_refused(info.code)
         request_id = request_id_of(delivery)
         has_ended = info.code == DEADLINE_EXPIRED and info.status == HTTPStatus.GATEWAY_TIMEOUT
         if has_ended:
@@ -375,11 +364,21 @@ class Grouper:
         if not isinstance(error, IdConflictError):
             await self._send_to_store(delivery, failed)
         await publish_final(self._broker, failed, reply_to=delivery.reply_to)
+        if self.expiry.stories is not None and not isinstance(error, CapacityError):
+            self.expiry.stories.ended(self._refused_story(delivery, failed))
         # A tenant far above its limits must not fill the dead letters; its producer knows.
         is_limited = isinstance(error, RateLimitedError) and delivery.reply_to
         if not has_ended and not is_limited:
-            await dead_letter(self._broker, delivery, reason=f"{info.code}: {info.message}")
+            await dead_letter_refused(self._broker, delivery, info)
         await delivery.settle(Settlement.ACK)
+
+    def _refused_story(self, delivery: Delivery, failed: RequestFailed) -> Story:
+        """The record of a refused request; a message that is not a request has only its id."""
+        story = Story(request_id=failed.request_id, tenant=self._intake.claimed_tenant(delivery))
+        if delivery.queue == topology.HELD:
+            with suppress(ContractError):
+                story = story_of(_decode_queued(delivery.body))
+        return ended(story, outcome=failed.error.code, at=failed.at)
 
     async def _send_to_store(self, delivery: Delivery, failed: RequestFailed) -> None:
         """Send a failure to the store, if it may have to keep the final of the request."""
@@ -414,45 +413,12 @@ class Grouper:
         """Store the leader's forecasts of lanes."""
         self.state.on_forecast(forecast, self._clock.now())
 
-    async def on_retiring(self, retiring: QueuesRetiring) -> None:
-        """Release queues that the leader is about to delete, and report the release."""
-        self.queues.release(retiring.queues)
-        await self.report()
-
-    def on_retired(self, retired: QueuesRetired) -> None:
-        """Handle the end of a queue retirement."""
-        self.queues.forget(retired.deleted + retired.kept)
-
     async def report(self) -> None:
-        """Publish lane totals."""
-        self.state.expire_outstanding(self._clock.now() - OUTSTANDING_MEMORY_S)
-        if self.tenants is not None:
-            self.tenants.expire(self._clock.now() - OUTSTANDING_MEMORY_S)
-        self.state.seq += 1
-        observed = LanesObserved(
-            sender=self._sender,
-            incarnation=self._incarnation,
-            seq=self.state.seq,
-            at=self._clock.now(),
-            layout=self._intake.layout.version,
-            lanes=tuple(counter.total(lane) for lane, counter in self.state.lanes.items()),
-            admitted=self.state.admitted,
-            refused=self.state.refused,
-            inboxes=self.state.inboxes_used(self._clock.now()),
-            put=dict(self.queues.put),
-            released=self.queues.released,
-            expired=dict(self.state.dropped),
-            tenants=self._tenants_state(),
-        )
-        await self._broker.send(
-            topology.TELEMETRY,
-            topology.LANES_KEY,
-            OutMessage(body=encode(observed), kind="lanes.observed.v1", persistent=False),
-        )
-
-    def _tenants_state(self) -> TenantsState | None:
-        state = None if self.tenants is None else self.tenants.policies.state
-        return state if state is not None and state.digest else None
+        """End requests whose ends were not heard, and publish lane totals."""
+        before = self._clock.now() - OUTSTANDING_MEMORY_S
+        self.state.expire_outstanding(before)
+        self.tenants.expire(before)
+        await self.reports.publish()
 
 
 def _unknown_model(error: ContractError | ModelNotReadyError) -> ContractError:

@@ -1,12 +1,13 @@
 """Converts an ingress body to a queued request, or refuses the body with the invalid field."""
 
-import math
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 
 from services.planner.grouper.calls import (
     Asked,
@@ -56,6 +57,7 @@ from shared.contracts.requests import (
 from shared.contracts.telemetry import RequestObserved
 from shared.models.registry import ModelRegistry
 from shared.tenants.policies import Policies, PolicySource
+from shared.tracing.context import trace_of
 from solver.planning.lanes import lane_for
 from solver.prediction.lengths.predicted_work import PredictedWork
 from solver.prediction.lengths.prompt_lengths import PromptLengths
@@ -74,8 +76,14 @@ class _Probe(msgspec.Struct):
 
     id: Any = None
     tenant: Any = None
-    payload: Any = None
+    payload: Raw = Raw()
+    """Not decoded, since it may be most of the body."""
     endpoint: Any = None
+
+    @property
+    def is_item(self) -> bool:
+        """True if the message has the form of a queue item."""
+        return bytes(self.payload) not in (b"", b"null")
 
 
 _decode_probe: Decoder[_Probe] = Decoder(_Probe)
@@ -131,7 +139,8 @@ class Intake:
         """
         limits = self.settings.limits
         check_body_size(delivery.body, limits)
-        asked = self._asked(delivery)
+        probe = _decode_probe(delivery.body)
+        asked = self._asked(delivery, probe)
         body = asked.body
         claimed_at = body.arrived_at
         trusted = self._is_trusted(delivery)
@@ -142,7 +151,7 @@ class Intake:
         if asked.call is None:
             check_prompt(body)
         asked = Asked(body, asked.call, asked.size)
-        request_id = request_id_of(delivery)
+        request_id = _id_of(delivery, probe)
         model = self._model(body.model, request_id, trusted=trusted)
         # An early arrival shortens the time to an end, so that anyone may state it.
         begun_at = now if claimed_at is None else min(now, claimed_at)
@@ -174,15 +183,7 @@ class Intake:
                 param="model",
                 status=404,
             )
-        deadline_at = request.deadline_at
-        lane = lane_for(
-            model=model,
-            importance=request.importance,
-            time_left_s=deadline_at - now if math.isfinite(deadline_at) else math.inf,
-            work_tokens=request.prompt_tokens + request.answer_tokens,
-            layout=self.layout,
-        )
-        return msgspec.structs.replace(request, lane=lane.queue_name, grouped_at=now)
+        return msgspec.structs.replace(self._in_lane(request, now), grouped_at=now)
 
     def _fallback(self, asked: Asked) -> ModelRef | None:
         """
@@ -205,17 +206,9 @@ class Intake:
         now: UnixTime,
     ) -> QueuedRequest:
         """The request for *model*, classified for its lane."""
-        limits, body = self.settings.limits, asked.body
         entry = self.registry.entry(model.base)
-        if entry.takes_bodies and asked.call is None:
-            asked = plain_call(body, limits)
-        call, size = asked.call, asked.size
-        if call is None or size is None or entry.takes_bodies:
-            check_task(body, entry)
-        else:
-            call = served_call(call, size, entry)
-        if call is not None and model.name != body.model:
-            call = msgspec.structs.replace(call, body=with_model(call.body, model.name))
+        served = self._served(asked, model, entry)
+        body, call, size = served.body, served.call, served.size
         arrived_at = now if body.arrived_at is None else min(now, body.arrived_at)
         if body.not_before is not None:
             arrived_at = max(arrived_at, body.not_before)  # targets count from this time
@@ -225,7 +218,7 @@ class Intake:
         slo = allowed.slo.at_once if entry.pools else allowed.slo
         prompt_tokens = self._prompt_tokens(body, size, entry)
         sampling = self._sampling(body, size, entry, prompt_tokens)
-        deadline_at = slo.planning_deadline_at(arrived_at)
+        trace = trace_of(delivery.headers)
         request = QueuedRequest(
             request_id=request_id,
             model=model,
@@ -243,7 +236,8 @@ class Intake:
             lane="",
             reply_to=delivery.reply_to,
             reply_mode=body.reply or ReplyMode.STREAM,
-            traceparent=_header(delivery, "traceparent"),
+            traceparent=None if trace is None else trace.traceparent,
+            tracestate=None if trace is None else trace.tracestate,
             payload=body.engine,
             call=call,
             input_lengths=body.input_lengths,
@@ -253,16 +247,38 @@ class Intake:
             stored=self._stored(delivery),
         )
         expected_tokens = self.work.answer_tokens(request)
+        request = msgspec.structs.replace(request, expected_tokens=expected_tokens)
+        return self._in_lane(request, begins_at)
+
+    def _served(self, asked: Asked, model: ModelRef, entry: ModelEntry) -> Asked:
+        """
+        The request in the form that instances of *model* take.
+
+        Raises:
+            ContractError: The model does not serve such requests.
+        """
+        body, call, size = asked.body, asked.call, asked.size
+        if entry.takes_bodies and call is None:
+            plain = plain_call(body, self.settings.limits)
+            call, size = plain.call, plain.size
+        if call is None or size is None or entry.takes_bodies:
+            check_task(body, entry)
+        else:
+            call = served_call(call, size, entry)
+        if call is not None and model.name != body.model:
+            call = msgspec.structs.replace(call, body=with_model(call.body, model.name))
+        return Asked(body, call, size)
+
+    def _in_lane(self, request: QueuedRequest, begins_at: UnixTime) -> QueuedRequest:
+        """Copy of *request* with its lane, if it may begin at *begins_at*."""
         lane = lane_for(
-            model=model.base,
-            importance=allowed.importance,
-            time_left_s=deadline_at - begins_at if math.isfinite(deadline_at) else math.inf,
-            work_tokens=prompt_tokens + expected_tokens,
+            model=request.model.base,
+            importance=request.importance,
+            time_left_s=request.deadline_at - begins_at,
+            work_tokens=request.prompt_tokens + request.answer_tokens,
             layout=self.layout,
         )
-        return msgspec.structs.replace(
-            request, lane=lane.queue_name, expected_tokens=expected_tokens
-        )
+        return msgspec.structs.replace(request, lane=lane.queue_name)
 
     def _granted(
         self, body: InferenceRequest, tenant: TenantId, arrived_at: UnixTime, now: UnixTime
@@ -312,10 +328,18 @@ class Intake:
         try:
             if self.finals_kept_s is None or not is_idempotent(delivery):
                 return None
-            named = _decode_probe(delivery.body).tenant
+            _decode_probe(delivery.body)  # an unreadable message was never stored
         except ContractError:
             return None
-        if self._is_trusted(delivery) and isinstance(named, str) and named:
+        return self.claimed_tenant(delivery)
+
+    def claimed_tenant(self, delivery: Delivery) -> TenantId:
+        """Tenant of a message, even if its body is invalid."""
+        named = None
+        if self._is_trusted(delivery):
+            with suppress(ContractError):
+                named = _decode_probe(delivery.body).tenant
+        if isinstance(named, str) and named:
             return TenantId(named)
         return TenantId(delivery.user_id or self.settings.anonymous_tenant)
 
@@ -334,10 +358,9 @@ class Intake:
         removed = self.registry.removed(name) if trusted else None
         return removed or self.registry.resolve(name, request_id)
 
-    def _asked(self, delivery: Delivery) -> Asked:
+    def _asked(self, delivery: Delivery, probe: _Probe) -> Asked:
         """The request in a delivery, in one of its three forms."""
-        probe = _decode_probe(delivery.body)
-        if probe.payload is not None:
+        if probe.is_item:
             if self.settings.calls_of_items and probe.endpoint in SERVED_ENDPOINTS:
                 return asked_call(call_of_item(delivery.body), self.settings.limits)
             return Asked(self._item(delivery))
@@ -455,6 +478,10 @@ def request_id_of(delivery: Delivery) -> RequestId:
         probe = _decode_probe(delivery.body)
     except ContractError:
         probe = _Probe()
+    return _id_of(delivery, probe)
+
+
+def _id_of(delivery: Delivery, probe: _Probe) -> RequestId:
     body_id = probe.id if isinstance(probe.id, str) and probe.id else None
     known = body_id or delivery.message_id or delivery.correlation_id
     if not known:

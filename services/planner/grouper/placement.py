@@ -1,4 +1,4 @@
-"""Puts admitted requests into inboxes, lanes and overflow queues, and notifies agents."""
+"""Puts admitted requests into inboxes, lanes, overflow and delay queues, and notifies agents."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 import msgspec
 import structlog
 
-from services.planner.queued import queued_message
 from services.planner.routed.routing import Routing
 from services.planner.state import GrouperState
 from shared.broker import topology
 from shared.broker.protocol import Broker, PublishOutcome
 from shared.broker.retry import publish_until_confirmed
-from shared.broker.work_queues import WorkQueues
+from shared.broker.work_queues import WorkQueues, queued_message, stored_message
 from shared.contracts.base import Seconds, UnixTime
 from shared.contracts.ends import expiration_s, expired_error, nearest_end
 from shared.contracts.errors import ContractError, TransientError
@@ -40,6 +39,34 @@ def check_end(request: QueuedRequest, now: UnixTime, place: str = "it was never 
     if end.at <= now:
         info = expired_error(end, arrived_at=request.arrived_at, place=place)
         raise ContractError(info.message, code=info.code, param=info.param, status=info.status)
+
+
+def held_for_s(request: QueuedRequest, now: UnixTime) -> Seconds:
+    """
+    Time until *request* may begin; 0 if it may begin now.
+
+    A request with `not_before` has this time as its arrival, since its targets count from it.
+    """
+    return max(0.0, request.arrived_at - now)
+
+
+async def hold(broker: Broker, request: QueuedRequest, left_s: Seconds) -> None:
+    """
+    Put *request* into the delay queue with the longest delay that is not above *left_s*; the
+    shortest one makes it at most a quarter of a second late.
+
+    Raises:
+        TransientError: The broker did not accept the request.
+    """
+    queue = topology.delay_queue(left_s)
+    # The message needs no lifetime of its own: the request ends later than it may begin.
+    message = stored_message(request)
+    outcome = await publish_until_confirmed(broker, topology.LANES, queue.name, message)
+    if outcome is PublishOutcome.UNROUTABLE:
+        await topology.declare_delay_queue(broker, queue)
+        outcome = await publish_until_confirmed(broker, topology.LANES, queue.name, message)
+    if outcome is not PublishOutcome.CONFIRMED:
+        raise TransientError(f"{queue.name} did not accept the request: {outcome.value}")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,10 +119,12 @@ class Placement:
         await self._notice(queue, now)
 
     async def send_owed_notices(self) -> None:
-        """Send the notices that `notify` has delayed."""
+        """Send the notices that `notify` has delayed, and forget those that delay none."""
         now = self.clock.now()
         for queue in tuple(self._owed_notices):
             await self._notice(queue, now)
+        for queue in [q for q, at in self._noticed_at.items() if now - at >= NOTICE_SPACING_S]:
+            del self._noticed_at[queue]
 
     async def _routed(self, request: QueuedRequest) -> str | None:
         """

@@ -2,9 +2,8 @@
 
 from http import HTTPStatus
 
-from shared.broker import topology
-from shared.broker.protocol import Broker, Delivery, OutMessage
-from shared.broker.retry import publish_until_routed
+from shared.broker.dead_letters import copy_of, dead_letter
+from shared.broker.protocol import Broker, Delivery
 from shared.contracts.errors import CapacityError, ContractError, MeshError
 from shared.contracts.requests import ErrorInfo
 from shared.contracts.tenants.policies import QUOTA_SPENT, RateLimitedError
@@ -42,23 +41,12 @@ def error_info(error: MeshError) -> ErrorInfo:
     return ErrorInfo(message=str(error), type="server_error", code="internal", status=500)
 
 
-async def dead_letter(broker: Broker, delivery: Delivery, *, reason: str) -> None:
+async def dead_letter_refused(broker: Broker, delivery: Delivery, info: ErrorInfo) -> None:
     """
-    Copy *delivery* to the dead letters, with the reason in the error final.
+    Copy a refused message to the dead letters, with the reason in its error final.
 
     Raises:
         BrokerUnavailableError: The broker remained unavailable during all retries.
     """
-    await publish_until_routed(
-        broker,
-        topology.DEAD,
-        delivery.queue,
-        OutMessage(
-            body=delivery.body,
-            kind=delivery.kind,
-            message_id=delivery.message_id,
-            correlation_id=delivery.correlation_id,
-            reply_to=delivery.reply_to,
-            headers={topology.REASON_HEADER: reason[:500], "headway-queue": delivery.queue},
-        ),
-    )
+    reason = f"{info.code}: {info.message}"
+    await dead_letter(broker, copy_of(delivery), queue=delivery.queue, reason=reason)

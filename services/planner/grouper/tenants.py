@@ -18,12 +18,11 @@ from shared.contracts.base import (
     Seconds,
     TenantId,
     UnixTime,
-    encode,
-    tag_of,
 )
 from shared.contracts.errors import CapacityError, ContractError
 from shared.contracts.requests import QueuedRequest
 from shared.contracts.tenants.policies import (
+    QUOTA_SPENT,
     LimitKind,
     RateLimit,
     RateLimitedError,
@@ -176,7 +175,7 @@ class TenantGate:
             f"tenant {tenant!r} has used {spent} tokens today and has {under_way} in progress; its "
             f"daily_tokens are {budget}",
             retry_after_s=DAY_S - now % DAY_S,
-            code="insufficient_quota",
+            code=QUOTA_SPENT,
             requests=self._state(tenant, policy, LimitKind.REQUESTS),
             tokens=self._state(tenant, policy, LimitKind.TOKENS),
         )
@@ -221,11 +220,11 @@ class TenantGate:
             self.holder.ended(tenant, needs)
 
     def on_usage(self, usage: UsageToday) -> None:
-        """Take note of the tokens that tenants have used today."""
+        """Record the tokens that tenants have used today."""
         self.spent, self.day = usage.tokens, usage.day
 
     def on_demand(self, demand: TenantDemand) -> None:
-        """Hear a grouper's demand."""
+        """Record the demand of a grouper."""
         self.allocator.on_demand(demand, self.clock.now())
 
     def on_grants(self, grants: TenantGrants) -> None:
@@ -282,5 +281,5 @@ class TenantGate:
             await self._send(topology.TENANT_DEMAND_KEY, demand)
 
     async def _send(self, key: str, message: Message) -> None:
-        out = OutMessage(body=encode(message), kind=tag_of(type(message)), persistent=False)
+        out = OutMessage.transient(message)
         await send_best_effort(self.broker, topology.TELEMETRY, key, out)

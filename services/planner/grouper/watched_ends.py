@@ -7,8 +7,9 @@ from math import inf
 
 from shared.contracts.base import RequestId, Seconds, TenantId, UnixTime
 from shared.contracts.ends import NEVER, End, end_with_tokens, nearest_end
-from shared.contracts.qos import QosClass
+from shared.contracts.qos import QosClass, Slo
 from shared.contracts.requests import HistoryEntry, QueuedRequest, StoredWork
+from shared.contracts.stories.story import Story
 
 GRACE_S: Seconds = 0.3
 """
@@ -27,7 +28,9 @@ class Watched:
     """Identity of the request."""
     request_id: RequestId
     tenant: TenantId
-    qos_class: QosClass
+    model: str
+    lane: str
+    slo: Slo
     reply_to: str | None
     stored: StoredWork | None
     queue: str
@@ -37,6 +40,25 @@ class Watched:
     end: End
     end_with_tokens: End
     history: tuple[HistoryEntry, ...] = ()
+
+    @property
+    def qos_class(self) -> QosClass:
+        return self.slo.qos_class
+
+    @property
+    def story(self) -> Story:
+        """The record of the request, as far as this grouper knows it."""
+        return Story(
+            request_id=self.request_id,
+            tenant=self.tenant,
+            model=self.model,
+            lane=self.lane,
+            queue=self.queue,
+            slo=self.slo,
+            arrived_at=self.arrived_at,
+            grouped_at=self.grouped_at,
+            history=self.history,
+        )
 
 
 @dataclass(slots=True)
@@ -65,7 +87,9 @@ class WatchedEnds:
             key=key,
             request_id=request.request_id,
             tenant=request.tenant,
-            qos_class=request.slo.qos_class,
+            model=request.model.name,
+            lane=request.lane,
+            slo=request.slo,
             reply_to=request.reply_to,
             stored=request.stored,
             queue=queue,

@@ -14,9 +14,10 @@ import structlog
 from services.planner.leader.lane_forecasts import GROUPER_SILENT_S, forecasts_of
 from services.planner.leader.lso_preview import heads_of
 from services.planner.leader.orphaned_inboxes import InboxClaims
-from services.planner.leader.plan_report import advice_of, advised, cause_of, named_groups, waits_of
+from services.planner.leader.plan_report import advice_of, cause_of, named_groups, waits_of
 from services.planner.leader.policies import Planned, Planner, shape_of
 from services.planner.leader.retirement import Retirement
+from services.planner.leader.scaling import Scaling
 from services.planner.leader.snapshot_builder import cluster_snapshot, lane_counts
 from services.planner.settings import LeaderSettings
 from services.planner.state import LeaderState
@@ -26,13 +27,14 @@ from shared.broker.protocol import Broker, OutMessage
 from shared.broker.queue_list import rewriting
 from shared.broker.retry import send_best_effort
 from shared.broker.work_queues import WorkQueues
-from shared.contracts.base import InstanceId, ModelName, Seconds, UnixTime, encode, tag_of
+from shared.contracts.base import InstanceId, ModelName, Seconds, UnixTime
 from shared.contracts.control import LaneNonempty
 from shared.contracts.lanes import LaneLayout, inbox_name, is_inbox, model_of, owner_of
 from shared.contracts.plans import LanesForecast, PlanExplained, PlanPublished, PlanRequested
 from shared.contracts.telemetry import InstanceStatus, LanesObserved, LanesPulled
 from shared.runtime.clock import Clock
 from shared.runtime.stall_detector import StallDetector
+from solver.planning.capacity.advice import DeviceAdvice
 from solver.planning.lanes import all_lanes, earlier_lanes, longest_deadline_s, queues_of
 from solver.planning.problem.queue_counts import QueueCounts
 from solver.planning.review import Review
@@ -60,6 +62,7 @@ class Leader:
     """The work queues of this process."""
     claims: InboxClaims = field(init=False)
     retirement: Retirement = field(init=False)
+    scaling: Scaling = field(init=False)
     attention: StallDetector = field(default_factory=StallDetector)
     waits: LaneWaits = field(default_factory=LaneWaits)
     _sent_at: UnixTime = -math.inf
@@ -70,6 +73,7 @@ class Leader:
     def __post_init__(self) -> None:
         self.claims = InboxClaims(self.broker, self.queues)
         self.retirement = Retirement(self.broker, self.queues, self.settings.retire_idle_s)
+        self.scaling = Scaling(options=self.settings.advice, layout=self.layout)
 
     def activated(self) -> None:
         """Record that this process received a delivery and is thus the active consumer."""
@@ -79,6 +83,8 @@ class Leader:
             # only from now.
             self.state.seen_at = dict.fromkeys(self.state.seen_at, now)
             self.claims.restart_grace(now)
+            self.scaling = Scaling(options=self.settings.advice, layout=self.layout)
+            self.state.advice = ()
             self.waits.give_up()
             self._sent_at = self._audited_at = -math.inf
             # This process has missed notices and reports, so it does not know which counts have
@@ -186,26 +192,33 @@ class Leader:
         self._planned = planned
 
     async def advise(self) -> None:
-        """Compute how many instances are needed, if too many requests are expected to be late."""
-        planned = self._planned
-        options = self.settings.advice
-        review = planned.review if planned else None
-        if not self.state.leads or planned is None or review is None:
+        """
+        Advise a number of instances of each device, by a plan where too many requests are expected
+        to be late, or fewer instances may be enough.
+        """
+        now, since = self.clock.now(), self.state.active_since
+        if since is None or now - since < self.settings.settle_s:
             return
-        if review.cost.late_share <= 1 - options.target:
-            self.state.advice = ()
-            return
-        advice = await self.planner.advise(planned.snapshot, options)
-        self.state.advice = advised(advice)
+        options, planned = self.settings.advice, self._planned
+        advice: tuple[DeviceAdvice, ...] = ()
+        floors = self.scaling.floors(self.state, now)
+        review = planned.review if planned and self.state.instances else None
+        if planned is not None and review is not None:
+            is_late = review.cost.late_share > 1 - options.target
+            if is_late or floors:
+                advice = await self.planner.advise(planned.snapshot, options, floors)
+        before = {each.device: each.advised for each in self.state.advice}
+        self.state.advice = self.scaling.advised(self.state, advice, self.clock.now())
         for each in self.state.advice:
-            log.info(
-                "scale.advised",
-                device=each.device,
-                present=each.present,
-                advised=each.advised,
-                bound=each.bound,
-                attainment=each.attainment,
-            )
+            if each.advised != before.get(each.device, each.present):
+                log.info(
+                    "scale.advised",
+                    device=each.device,
+                    present=each.present,
+                    advised=each.advised,
+                    bound=each.bound,
+                    attainment=each.attainment,
+                )
 
     async def explain(self, asked: PlanRequested) -> None:
         """Answer an operator's query if this process is the active leader and has a plan."""
@@ -231,7 +244,7 @@ class Leader:
             waits=waits_of(self.waits),
             work_queues=tuple(sorted(self.state.counts.queues)),
         )
-        message = OutMessage(body=encode(explained), kind=tag_of(PlanExplained), persistent=False)
+        message = OutMessage.transient(explained)
         await send_best_effort(self.broker, topology.REPLIES, asked.reply_to, message)
 
     async def _audit(self, now: UnixTime) -> None:
@@ -324,7 +337,7 @@ class Leader:
                 work_queues=self._work_queues(queue.instance_id),
             )
             self.state.plans[queue.instance_id] = plan
-            message = OutMessage(body=encode(plan), kind="plan.published.v1", persistent=False)
+            message = OutMessage.transient(plan)
             await self.broker.send(topology.PLANS, queue.instance_id, message)
             await self.broker.send(
                 topology.TELEMETRY, topology.plan_key(queue.instance_id), message
@@ -370,5 +383,5 @@ class Leader:
             lanes=lanes,
             groupers=self.state.count_groupers(counted_at - GROUPER_SILENT_S),
         )
-        message = OutMessage(body=encode(forecast), kind="lanes.forecast.v1", persistent=False)
+        message = OutMessage.transient(forecast)
         await self.broker.send(topology.TELEMETRY, topology.FORECAST_KEY, message)

@@ -10,10 +10,9 @@ import msgspec
 import structlog
 from cachetools import FIFOCache
 
-from services.planner.queued import queued_message
 from shared.broker import topology
 from shared.broker.protocol import Broker, Delivery, PublishOutcome, Settlement
-from shared.broker.work_queues import WorkQueues
+from shared.broker.work_queues import WorkQueues, queued_message
 from shared.contracts.base import Decoder, UnixTime
 from shared.contracts.errors import ContractError, QueueNotFoundError, TransientError
 from shared.contracts.lanes import LaneKey, inbox_name

@@ -19,7 +19,6 @@ from shared.contracts.plans import (
     WaitAccuracy,
 )
 from solver.planning import explanation
-from solver.planning.capacity.advice import DeviceAdvice
 from solver.planning.problem.snapshot import ClusterSnapshot
 from solver.prediction.calibration.lane_waits import LaneWaits
 from solver.prediction.time_distribution import TimeDistribution
@@ -39,26 +38,17 @@ def cause_of(planned: Planned) -> str | None:
 
 
 def advice_of(state: LeaderState) -> tuple[AdvisedInstances, ...]:
-    """Advised number of instances per kind of device; without advice, the current number."""
+    """
+    Advised number of instances per kind of device, also of devices without instances; without
+    advice, the current number.
+    """
     present = Counter(device_of(each) for each in state.instances.values())
     known = {each.device: each for each in state.advice}
     return tuple(
-        known.get(device) or AdvisedInstances(device=device, present=count, advised=count)
-        for device, count in sorted(present.items())
-    )
-
-
-def advised(advice: tuple[DeviceAdvice, ...]) -> tuple[AdvisedInstances, ...]:
-    """Convert the advice on scale to the form that messages use."""
-    return tuple(
-        AdvisedInstances(
-            device=each.device,
-            present=each.present,
-            advised=each.instances,
-            bound=each.bound,
-            attainment=each.attainment,
-        )
-        for each in advice
+        replace(known[device], present=present[device])
+        if device in known
+        else AdvisedInstances(device=device, present=present[device], advised=present[device])
+        for device in sorted(known.keys() | present.keys())
     )
 
 

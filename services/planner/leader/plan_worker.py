@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import signal
 import time
+from collections.abc import Mapping
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -38,6 +40,7 @@ class _Explain(NamedTuple):
 class _Advise(NamedTuple):
     snapshot: ClusterSnapshot
     options: AdviceOptions
+    floors: Mapping[str, int]
     seed: int
 
 
@@ -114,14 +117,14 @@ class PlanWorker:
         return _all(PlacedGroup, await self._ask(_Explain(snapshot, order, most)))
 
     async def advise(
-        self, snapshot: ClusterSnapshot, options: AdviceOptions
+        self, snapshot: ClusterSnapshot, options: AdviceOptions, floors: Mapping[str, int]
     ) -> tuple[DeviceAdvice, ...]:
         """
         Run `capacity.advice.scale_advice` in the worker; the result is empty where `review` returns
         None.
         """
         self._seed += 1
-        return _all(DeviceAdvice, await self._ask(_Advise(snapshot, options, self._seed)))
+        return _all(DeviceAdvice, await self._ask(_Advise(snapshot, options, floors, self._seed)))
 
     async def _ask(self, task: _Task) -> _Answer | None:
         if not self._ready.done():
@@ -171,6 +174,8 @@ class PlanWorker:
 
 def _work(pipe: Connection, options: ReviewOptions) -> None:
     """Entry point of the worker process: load or compile the kernels, then serve until killed."""
+    # Ctrl-C in a terminal reaches all processes; the leader still plans while it drains.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     from solver.planning.search.loading import compile_kernels  # noqa: PLC0415 - numba is for workers
 
     compile_kernels()
@@ -203,6 +208,7 @@ def _answer(task: _Task, options: ReviewOptions) -> _Answer:
                 importance_weight=options.importance_weight,
                 objective=options.objective,
                 options=task.options,
+                floors=task.floors,
                 clock=time.thread_time,
                 seed=task.seed,
             )

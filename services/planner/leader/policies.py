@@ -84,12 +84,15 @@ class Planner:
         return 0 if self._worker is None else self._worker.restarts
 
     async def advise(
-        self, snapshot: ClusterSnapshot, options: AdviceOptions
+        self, snapshot: ClusterSnapshot, options: AdviceOptions, floors: Mapping[str, int]
     ) -> tuple[DeviceAdvice, ...]:
-        """Advised numbers of instances; empty while the worker process is unavailable."""
+        """
+        Numbers of instances for the waiting work, as `scale_advice` computes them; empty while the
+        worker process is unavailable.
+        """
         if self._worker is None:
             return ()
-        return await self._worker.advise(snapshot, options)
+        return await self._worker.advise(snapshot, options, floors)
 
     async def explain(self, planned: Planned, *, most: int) -> tuple[PlacedGroup, ...]:
         """

@@ -81,6 +81,7 @@ def _rates(
         else min(MAX_RATE_ERROR, max(MIN_RATE_ERROR, error)),
         prefill_s=Spread(prefill.mean, prefill.sd) if prefill else Spread(0.0),
         decode_s_per_token=decode_s,
+        is_measured=bool(profile.token_rate_per_s),
     )
 
 

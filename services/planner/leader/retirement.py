@@ -9,7 +9,7 @@ from shared.broker.protocol import Broker, OutMessage
 from shared.broker.queue_list import rewriting
 from shared.broker.retry import send_best_effort
 from shared.broker.work_queues import WorkQueues
-from shared.contracts.base import Seconds, UnixTime, encode, tag_of
+from shared.contracts.base import Seconds, UnixTime
 from shared.contracts.control import QueuesRetired, QueuesRetiring
 from solver.planning.problem.queue_counts import QueueCounts
 
@@ -147,5 +147,5 @@ class Retirement:
             await self._send(QueuesRetired(kept=tuple(sorted(queues))))
 
     async def _send(self, message: QueuesRetiring | QueuesRetired) -> None:
-        out = OutMessage(body=encode(message), kind=tag_of(type(message)), persistent=False)
+        out = OutMessage.transient(message)
         await send_best_effort(self.broker, topology.CONTROL, topology.CONTROL_RETIREMENT, out)

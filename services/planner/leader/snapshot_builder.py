@@ -273,7 +273,7 @@ def lane_arrivals(state: LeaderState, layout: LaneLayout) -> Iterator[LaneArriva
     """Reported arrivals by lane; a lane occurs once for each grouper that fills it."""
     for observed in state.lanes.values():
         for total in observed.lanes:
-            key = _lane(total.lane)
+            key = lane_of(total.lane)
             if key is None or not total.requests:
                 continue
             answer = output_tokens(state, key.model, total.expected_tokens / total.requests).mean
@@ -283,10 +283,3 @@ def lane_arrivals(state: LeaderState, layout: LaneLayout) -> Iterator[LaneArriva
                 arrivals=total.arrivals,
                 tokens=total.prompt_tokens / total.requests + answer,
             )
-
-
-def _lane(queue: str) -> LaneKey | None:
-    try:
-        return LaneKey.parse(queue)
-    except ContractError:
-        return None

@@ -21,7 +21,6 @@ from shared.contracts.base import (
     Seconds,
     UnixTime,
     encode,
-    tag_of,
 )
 from shared.contracts.errors import ContractError, SchemaMismatchError
 from shared.contracts.estimates import Profile
@@ -306,7 +305,7 @@ class Routing:
         return len(waiting) >= (settings.max_waiting if interactive else settings.max_waiting_rest)
 
     async def _send(self, key: str, message: Message) -> None:
-        out = OutMessage(body=encode(message), kind=tag_of(type(message)), persistent=False)
+        out = OutMessage.transient(message)
         await send_best_effort(self._broker, topology.TELEMETRY, key, out)
 
 

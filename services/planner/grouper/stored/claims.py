@@ -16,8 +16,10 @@ from shared.store.store import Store
 log = structlog.get_logger()
 
 MOST_LATE = 256
-GATHER_S: Seconds = 0.05
-"""Time for which marks of queued requests wait for others; nothing waits for a mark."""
+CLAIM_PERIOD_S: Seconds = 0.05
+"""Least time between two transactions with claims."""
+MARK_PERIOD_S: Seconds = 0.1
+"""Least time between two transactions with marks of queued requests; nothing waits for a mark."""
 RETRY_S: Seconds = 4.0
 """Time for which a message is held if its id cannot be claimed now."""
 
@@ -54,8 +56,10 @@ class Claims:
     def __post_init__(self) -> None:
         if self.store is not None:
             rows = self.store.requests
-            self._claims = GroupCommit(partial(rows.claim, holder=self.holder))
-            self._grouped = GroupCommit(rows.mark_grouped, gather_s=GATHER_S)
+            self._claims = GroupCommit(
+                partial(rows.claim, holder=self.holder), period_s=CLAIM_PERIOD_S
+            )
+            self._grouped = GroupCommit(rows.mark_grouped, period_s=MARK_PERIOD_S)
 
     async def claim(self, request: QueuedRequest, stored: StoredWork) -> Claim:
         """
@@ -79,6 +83,7 @@ class Claims:
             reply_to=request.reply_to,
             kept_s=stored.kept_s,
             model=request.model.name,
+            endpoint=_endpoint(request),
         )
         return await self._claims.submit(asked)
 
@@ -124,3 +129,9 @@ class Claims:
             raise StoreUnavailableError("this planner has no store")
         self.store.require()
         return self.store
+
+
+def _endpoint(request: QueuedRequest) -> str | None:
+    """Path of the call that the producer sent; None for a prompt or messages."""
+    call = request.call
+    return None if call is None or call.plain else call.endpoint

@@ -8,7 +8,7 @@ from services.planner.settings import GrouperSettings
 from shared.broker import topology
 from shared.broker.protocol import Broker, Delivery, OutMessage, Settlement
 from shared.broker.retry import send_best_effort
-from shared.contracts.base import Decoder, TenantId, encode, tag_of
+from shared.contracts.base import Decoder, TenantId
 from shared.contracts.errors import ContractError, StoreFullError, StoreUnavailableError
 from shared.contracts.requests import ErrorInfo
 from shared.contracts.stored import RequestAsked, RequestStatus
@@ -49,12 +49,7 @@ class Questions:
             log.warning("question.unreadable", error=str(error))
         else:
             answer = await self._answer(asked, self._tenant(delivery, asked))
-            out = OutMessage(
-                body=encode(answer),
-                kind=tag_of(RequestStatus),
-                correlation_id=asked.request_id,
-                persistent=False,
-            )
+            out = OutMessage.transient(answer, correlation_id=asked.request_id)
             await send_best_effort(self.broker, topology.REPLIES, asked.reply_to, out)
         await delivery.settle(Settlement.ACK)
 

@@ -28,8 +28,8 @@ log = structlog.get_logger()
 _decode: Decoder[Final | RunsStarted] = Decoder(Final | RunsStarted)
 _decode_final: Decoder[Final] = Decoder(Final)
 COMPLETED = "completed"
-GATHER_S: Seconds = 0.02
-"""Time for which replies wait for others that are written in the same transaction."""
+PERIOD_S: Seconds = 0.05
+"""Least time between two transactions with replies."""
 REFUSAL_HEADER = "headway-refusal"
 """Header, `true`: the request was refused before it was grouped."""
 RETRY_S: Seconds = 0.5
@@ -57,7 +57,7 @@ class StoredReplies:
     _ended: GroupCommit[Ended, Kept] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._ended = GroupCommit(self.store.requests.end, gather_s=GATHER_S)
+        self._ended = GroupCommit(self.store.requests.end, period_s=PERIOD_S)
 
     async def on_reply(self, delivery: Delivery) -> None:
         """Write a reply to the store, pass it on, and settle it."""
@@ -137,9 +137,16 @@ class StoredReplies:
 
 
 def _ended(tenant: TenantId, final: Final, *, is_refusal: bool) -> Ended:
+    answered_by = None
     match final:
         case RequestCompleted():
             outcome, at = COMPLETED, final.timings.finished_at
+            answered_by = Started(
+                tenant=tenant,
+                request_id=final.request_id,
+                instance_id=final.instance_id,
+                at=final.timings.submitted_at,
+            )
         case RequestFailed():
             outcome, at = final.error.code, final.at
     return Ended(
@@ -148,6 +155,7 @@ def _ended(tenant: TenantId, final: Final, *, is_refusal: bool) -> Ended:
         outcome=outcome,
         final=encode(final),
         at=at,
+        answered_by=answered_by,
         is_refusal=is_refusal,
     )
 
