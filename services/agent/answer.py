@@ -4,6 +4,7 @@ The answer to a request, between the engine's outputs and the chunks and the fin
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from io import StringIO
 from typing import Protocol
 
 import msgspec
@@ -39,8 +40,12 @@ class AnswerText:
         self._decoder = decoder
         self._matcher = StopMatcher(stops)
         self._can_stop = any(stops)
-        self.whole = ""
+        self._whole = StringIO()
+
+    @property
+    def whole(self) -> str:
         """Text of the answer so far that may be sent to the producer."""
+        return self._whole.getvalue()
 
     def push(self, token_ids: Iterable[int]) -> tuple[Tokens, str, bool]:
         """
@@ -68,12 +73,12 @@ class AnswerText:
         """
         tail, _ = self._shown(self._decoder.flush())
         held = self._matcher.flush()
-        self.whole += held
+        self._whole.write(held)
         return tail + held
 
     def _shown(self, text: str) -> tuple[str, bool]:
         shown, stopped = self._matcher.push(text)
-        self.whole += shown
+        self._whole.write(shown)
         return shown, stopped
 
 

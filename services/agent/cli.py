@@ -1,25 +1,25 @@
 """`headway-agent`: command line of the agent."""
 
-import argparse
 import asyncio
 import sys
 import time
 from collections.abc import Sequence
+from typing import Annotated
 
-from services.agent.service import check, serve
+from cyclopts import Parameter
+
 from services.agent.settings import Settings
-from services.agent.verbs.cli_check_engine import VERB as CHECK_ENGINE_VERB
-from services.agent.verbs.cli_lso import VERB as LSO_VERB
-from services.agent.verbs.cli_replay import VERB as REPLAY_VERB
 from shared.broker import topology
 from shared.broker.listening import listening
 from shared.broker.protocol import Broker, OutMessage, PublishOutcome
-from shared.contracts.base import Decoder, InstanceId, Seconds, encode
+from shared.contracts.base import Decoder, InstanceId, Seconds
 from shared.contracts.control import DrainInstance
 from shared.contracts.telemetry import InstanceStatus
-from shared.runtime.cli import ServiceCli, Verb, broker_factory, print_data
+from shared.runtime.cli import Service, ServiceCli, broker_factory, print_data
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
+from shared.runtime.options import LOADED, AsJson, SecondsOption
 
+Loaded = Annotated[Settings, LOADED]
 _decode_status: Decoder[InstanceStatus] = Decoder(InstanceStatus)
 ANSWER_TIMEOUT_S = 5.0
 
@@ -43,8 +43,8 @@ async def next_status(
             return None
 
 
-async def snapshot(settings: Settings, arguments: argparse.Namespace) -> int:
-    """Print the next status that an instance publishes."""
+async def snapshot(*, settings: Loaded, json: AsJson = False) -> int:
+    """Print the state of the instance: model, window, runs, totals."""
     async with broker_factory(settings.amqp_url)("headway-snapshot") as broker:
         status = await next_status(broker, settings.instance_id)
     if status is None:
@@ -53,27 +53,35 @@ async def snapshot(settings: Settings, arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return EXIT_FAILED
-    print_data(status, as_json=arguments.json)
+    print_data(status, as_json=json)
     return EXIT_OK
 
 
-async def drain(settings: Settings, arguments: argparse.Namespace) -> int:
-    """Stop the pulls of an instance, and wait until the instance is empty."""
+async def drain(
+    *,
+    settings: Loaded,
+    exits: Annotated[bool, Parameter(name="--exit")] = False,
+    timeout_s: Annotated[SecondsOption, Parameter(name="--timeout")] = 60.0,
+    json: AsJson = False,
+) -> int:
+    """
+    Stop pulling on the instance and wait until it is empty.
+
+    Args:
+        exits: End the agent's process once it is empty.
+        timeout_s: Time limit of the wait; the instance continues to drain after the limit.
+    """
     instance_id = InstanceId(settings.instance_id)
-    command = DrainInstance(instance_id=instance_id, exit=arguments.exit)
+    command = DrainInstance(instance_id=instance_id, exit=exits)
     async with broker_factory(settings.amqp_url)("headway-drain") as broker:
         outcome = await broker.publish(
-            topology.CONTROL,
-            topology.command_instance(instance_id),
-            OutMessage(body=encode(command), kind="instance.drain.v1", persistent=False),
+            topology.CONTROL, topology.command_instance(instance_id), OutMessage.transient(command)
         )
         if outcome is not PublishOutcome.CONFIRMED:
             print(f"no agent with the instance id {instance_id!r} is connected", file=sys.stderr)
             return EXIT_FAILED
-        drained = await _emptied(
-            broker, instance_id, exits=arguments.exit, timeout_s=arguments.timeout
-        )
-    print_data({"instance_id": instance_id, "drained": drained}, as_json=arguments.json)
+        drained = await _emptied(broker, instance_id, exits=exits, timeout_s=timeout_s)
+    print_data({"instance_id": instance_id, "drained": drained}, as_json=json)
     return EXIT_OK if drained else EXIT_FAILED
 
 
@@ -101,43 +109,40 @@ async def _emptied(
     return False
 
 
-def _drain_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--exit", action="store_true", help="end the agent's process once it is empty"
-    )
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=60.0,
-        metavar="SECONDS",
-        help="time limit of the wait; the instance continues to drain after the limit",
-    )
+def _parts() -> Service[Settings]:
+    from services.agent import service  # noqa: PLC0415 - `health` needs no engine
+
+    return Service(serve=service.serve, check=service.check)
 
 
 CLI = ServiceCli(
     service="agent",
-    description="Serves one LLM instance: pulls, runs and streams requests, executes LSOs. "
+    text="Serves one LLM instance: pulls, runs and streams requests, executes LSOs.\n\n"
     "Every verb but `replay` and `check-engine` needs the instance's name: "
     "--set instance_id=NAME or HEADWAY_AGENT_INSTANCE_ID.",
     settings_type=Settings,
-    serve=serve,
-    check=check,
-    verbs=(
-        Verb(
-            name="snapshot",
-            help="print the state of the instance: model, window, runs, totals",
-            run=snapshot,
-        ),
-        Verb(
-            name="drain",
-            help="stop pulling on the instance and wait until it is empty",
-            run=drain,
-            arguments=_drain_arguments,
-        ),
-        LSO_VERB,
-    ),
-    offline_verbs=(REPLAY_VERB, CHECK_ENGINE_VERB),
+    parts=_parts,
 )
+CLI.app.command(snapshot)
+CLI.app.command(drain)
+for function, name, text in (
+    (
+        "services.agent.verbs.cli_lso:LSO",
+        "lso",
+        "Order an LLM serving operation of one instance.",
+    ),
+    (
+        "services.agent.verbs.cli_replay:replay",
+        "replay",
+        "Run the recorded events of an agent through its instance, and print its decisions.",
+    ),
+    (
+        "services.agent.verbs.cli_check_engine:check_engine",
+        "check-engine",
+        "Check vLLM on this machine's device: tests, benches, one report (needs a checkout).",
+    ),
+):
+    CLI.app.command(function, name=name, help=text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

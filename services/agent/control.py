@@ -6,8 +6,8 @@ from typing import get_args
 
 import structlog
 
-from services.agent.reporting import Reporter
 from services.agent.shell import Shell
+from services.agent.telemetry.reporting import Reporter
 from shared.broker.consumer import Handler
 from shared.broker.protocol import Delivery
 from shared.broker.work_queues import WorkQueues

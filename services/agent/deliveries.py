@@ -5,14 +5,10 @@ from itertools import count
 import structlog
 
 from services.agent.departures import Departures
+from services.agent.telemetry.request_log import RequestLog
 from shared.broker.protocol import Broker, Delivery, Settlement
 from shared.contracts.base import Decoder
-from shared.contracts.errors import (
-    ContractError,
-    MeshError,
-    QueueNotFoundError,
-    TransientError,
-)
+from shared.contracts.errors import ContractError, MeshError, QueueNotFoundError, TransientError
 from shared.contracts.lanes import LaneKey
 from shared.contracts.requests import QueuedRequest
 from shared.runtime.clock import Clock
@@ -30,11 +26,20 @@ class Deliveries:
 
     Args:
         departures: Moves messages that are not requests to the dead letters.
+        request_log: Reports the waits of pulled requests.
     """
 
-    def __init__(self, *, broker: Broker, departures: Departures, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        broker: Broker,
+        departures: Departures,
+        request_log: RequestLog,
+        clock: Clock,
+    ) -> None:
         self._broker = broker
         self._departures = departures
+        self._request_log = request_log
         self._clock = clock
         self._unsettled: dict[ev.Tag, Delivery] = {}
         self._connection = 0
@@ -57,15 +62,14 @@ class Deliveries:
         Take the first message of a queue; a message that is not a request goes to the dead letters.
         """
         asked_at = self._clock.now()
-        outcome = ev.PullOutcome.EMPTY
         try:
             delivery = await self._broker.get(queue)
-            if delivery is not None:
-                request = await self._decoded(delivery)
-                if request is not None:
-                    renewal = self._departures.renewal_of(delivery)
-                    return ev.Delivered(tag=self._kept(delivery), request=request, renewal=renewal)
+            if delivery is None:
+                outcome = ev.PullOutcome.EMPTY
+            elif (request := await self._decoded(delivery)) is None:
                 outcome = ev.PullOutcome.DEAD_LETTERED
+            else:
+                return self._delivered(delivery, request)
         except QueueNotFoundError:
             outcome = ev.PullOutcome.ABSENT
         except TransientError as error:
@@ -76,10 +80,14 @@ class Deliveries:
             outcome = ev.PullOutcome.ABSENT
         return ev.PullEnded(queue=queue, outcome=outcome, asked_at=asked_at)
 
-    def _kept(self, delivery: Delivery) -> ev.Tag:
+    def _delivered(self, delivery: Delivery, request: QueuedRequest) -> ev.Delivered:
+        """Keep a delivery until it is settled."""
+        renewal = self._departures.renewal_of(delivery)
+        if renewal is None:
+            self._request_log.waited(request, delivery, pulled_at=self._clock.now())
         tag = ev.Tag(queue=delivery.queue, connection=self._connection, number=next(self._numbers))
         self._unsettled[tag] = delivery
-        return tag
+        return ev.Delivered(tag=tag, request=request, renewal=renewal)
 
     async def _decoded(self, delivery: Delivery) -> QueuedRequest | None:
         """The request of a delivery; None if it was no request and is among the dead letters."""

@@ -23,14 +23,12 @@ CANCELLED = "cancelled"
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What the metrics are read from."""
+    """What the metrics of one scrape are read from."""
 
     instance: Instance
     engine: EngineBackend
-
-    @property
-    def now(self) -> EngineSnapshot:
-        return self.engine.snapshot()
+    now: EngineSnapshot
+    """Snapshot of the engine, made at the scrape."""
 
 
 GAUGES = """
@@ -185,8 +183,8 @@ class AgentMetrics:
             for series in (self.ttft_s, self.e2e_s, self.attained, self.violated):
                 series.labels(qos_class.value)
         self.attained_by_tenant, self.violated_by_tenant = BoundedCounts(), BoundedCounts()
-        StateCollector(registry, Sources(instance, engine), _series())
-        StateCollector(registry, self, TENANTS)
+        StateCollector(registry, lambda: Sources(instance, engine, engine.snapshot()), _series())
+        StateCollector(registry, lambda: self, TENANTS)
 
     def finished(self, observed: RequestObserved) -> None:
         """Count a finished request."""

@@ -7,7 +7,7 @@ from typing import TypeAlias
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage
 from shared.broker.retry import send_best_effort
-from shared.contracts.base import InstanceId, Seconds, encode
+from shared.contracts.base import InstanceId, Seconds
 from shared.contracts.errors import BrokerUnavailableError, MessageTooLargeError
 from shared.contracts.requests import RunStarted, TokenChunk, TokensEmitted
 from shared.contracts.stored import RunsStarted, StoredStart
@@ -42,12 +42,7 @@ class Outbox:
 
     def run_started(self, reply_to: str, started: RunStarted) -> None:
         """Send that a run has begun, before its tokens."""
-        message = OutMessage(
-            body=encode(started),
-            kind="run.started.v1",
-            correlation_id=started.request_id,
-            persistent=False,
-        )
+        message = OutMessage.transient(started, correlation_id=started.request_id)
         self._pending.setdefault(reply_to, []).append(message)
         self.hurry(reply_to)
 
@@ -61,7 +56,7 @@ class Outbox:
             return
         starts, self._starts = self._starts, []
         started = RunsStarted(instance_id=self._instance_id, starts=tuple(starts))
-        message = OutMessage(body=encode(started), kind="runs.started.v1", persistent=False)
+        message = OutMessage.transient(started)
         await send_best_effort(self._broker, topology.REPLIES, topology.STORED, message)
 
     def add_tokens(self, reply_to: str, chunk: TokenChunk) -> None:
@@ -126,7 +121,7 @@ class Outbox:
         if isinstance(pending, OutMessage):
             return pending
         batch = TokensEmitted(instance_id=self._instance_id, chunks=tuple(pending.values()))
-        return OutMessage(body=encode(batch), kind="tokens.emitted.v1", persistent=False)
+        return OutMessage.transient(batch)
 
 
 def _joined(known: TokenChunk, chunk: TokenChunk) -> TokenChunk:

@@ -78,6 +78,8 @@ class Run:
     """Reply queue of a producer that reads a stream."""
     prompt_tokens: int = 0
     """Length of the prompts; 0 until they are known."""
+    prefill_s: Seconds = 0.0
+    """Time of the prefill, if this run has the first token and the engine reports the time."""
     is_submitted: bool = False
     """True once the engine has the run, and reports its end."""
 
@@ -92,6 +94,7 @@ class Runs:
         instance_id: Id of this instance.
         report: Receives events of runs.
         prefilled: Receives a message for routers when a request has its first token.
+        spawn: Begins a task of a name; the owner of the runs ends it.
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class Runs:
         instance_id: InstanceId,
         report: Callable[[Event], None],
         prefilled: Callable[[Prefill], None],
+        spawn: Callable[[Coroutine[Any, Any, None], str], None],
         clock: Clock,
     ) -> None:
         self._engine = engine
@@ -111,6 +115,7 @@ class Runs:
         self._instance_id = instance_id
         self._report = report
         self._prefilled = prefilled
+        self._spawn = spawn
         self._clock = clock
         self._runs: dict[RequestId, Run] = {}
         """Runs by their ids on the engine."""
@@ -118,7 +123,6 @@ class Runs:
         self._last: dict[int, Run] = {}
         """Number of a held request -> its last run."""
         self._capabilities = engine.identity.capabilities
-        self._renderings: set[asyncio.Task[None]] = set()
 
     def submit(self, command: Submit) -> None:
         """Begin a run; its events follow, `Ended` in any case."""
@@ -138,7 +142,7 @@ class Runs:
         if self._models.has_adapter(request.model):
             self._begin(run)
         else:
-            self._later(self._begin_with_adapter(run))
+            self._spawn(self._begin_with_adapter(run), f"begin {run.engine_id}")
 
     def _begin(self, run: Run) -> None:
         """Render and submit a run; an error ends it."""
@@ -153,7 +157,8 @@ class Runs:
                 raise ContractError("the request has neither prompt nor messages", param="prompt")
             tokenizer = self._models.tokenizers[request.model.base]
             if request.prompt is None or len(prompt) > INLINE_PROMPT_LENGTH:
-                self._later(self._render(run, answer, partial(tokenizer.encode, prompt)))
+                rendering = self._render(run, answer, partial(tokenizer.encode, prompt))
+                self._spawn(rendering, f"render {run.engine_id}")
             else:
                 self._start(run, answer, tokenizer.encode(prompt))
 
@@ -169,12 +174,6 @@ class Runs:
         )
         if run.engine_id in self._runs:
             self._begin(run)
-
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
-        """Execute steps of a run that take time."""
-        task = asyncio.create_task(work)
-        self._renderings.add(task)
-        task.add_done_callback(self._renderings.discard)
 
     def abort(self, run_id: RunId) -> None:
         """End a run; `Ended` follows."""
@@ -246,7 +245,8 @@ class Runs:
                 if begins and answer.finish_reason is None:
                     self._outbox.hurry(run.stream_to)
         if is_first and answer.first_token_at is not None:
-            self._prefilled(_prefill_of(run, output.prefill_s))
+            run.prefill_s = output.prefill_s
+            self._prefilled(_prefill_of(run))
         if answer.finish_reason is not None:
             self._end(run)
             if not output.is_last:
@@ -465,7 +465,7 @@ def _end_of(answer: Answer, error: Exception | None) -> tuple[RunEnd, ErrorInfo 
     return RunEnd.BROKEN, info
 
 
-def _prefill_of(run: Run, prefill_s: Seconds) -> Prefill:
+def _prefill_of(run: Run) -> Prefill:
     """The message to routers that a request has its first token now."""
     request = run.request
     return Prefill(
@@ -473,7 +473,7 @@ def _prefill_of(run: Run, prefill_s: Seconds) -> Prefill:
         tenant=request.tenant,
         prompt_tokens=run.prompt_tokens or request.prompt_tokens,
         cached_tokens=run.answer.cached_tokens,
-        prefill_s=prefill_s,
+        prefill_s=run.prefill_s,
         at=run.answer.first_token_at or 0.0,
         prefix=request.prefix,
     )

@@ -11,19 +11,23 @@ import structlog
 
 from services.agent.attached.replicas import serve_replicas
 from services.agent.backends.base import EngineBackend
-from services.agent.backends.registry import BACKENDS, REMOTE, MakeEngine, create_backend
+from services.agent.backends.policies import check_added
+from services.agent.backends.registry import REMOTE, MakeEngine, check_backend, create_backend
 from services.agent.control import HANDLERS, Context
 from services.agent.metrics import AgentMetrics
 from services.agent.outbox import STARTS_PERIOD_S, Outbox
 from services.agent.recording import Begin, Recording
-from services.agent.reporting import Reporter
 from services.agent.servable import ServableModels, servable_entries
 from services.agent.settings import Settings
 from services.agent.shell import Shell
+from services.agent.telemetry.reporting import Reporter
+from services.agent.telemetry.request_log import RequestLog
 from shared.broker import topology
 from shared.broker.consumer import Dispatcher
 from shared.broker.declaring import declare_topology
 from shared.broker.protocol import BindingSpec, Broker
+from shared.broker.stories import PERIOD_S as STORIES_PERIOD_S
+from shared.broker.stories import StoryOutbox
 from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import InstanceId, ModelName
 from shared.contracts.errors import EngineError, MeshError, SettingsError
@@ -32,12 +36,14 @@ from shared.contracts.models import ModelEntry
 from shared.contracts.telemetry import source_name
 from shared.models.registry import ModelRegistry
 from shared.models.watch import RegistryWatch
+from shared.runtime import extensions
 from shared.runtime.cli import Ports
 from shared.runtime.stall_detector import StallDetector
 from shared.runtime.tasks import every, pause
 from solver.instance.events import Added, Connected, Draining, Removed, Stalled, Started
 from solver.instance.instance import Instance
 from solver.instance.state import InstanceSettings
+from solver.planning.added_operations import AddedOperation
 
 log = structlog.get_logger()
 INBOX_PERIOD_S = 5.0
@@ -56,13 +62,13 @@ def check(settings: Settings) -> None:
     Check that the agent can run with the settings.
 
     Raises:
-        SettingsError: The backend or a model is unknown; the message lists the known ones.
+        SettingsError: The backend is unknown, and the message lists the known ones; or the policy
+            of a package cannot be used.
     """
-    if settings.engine.backend not in BACKENDS:
-        known = ", ".join(sorted(BACKENDS))
-        raise SettingsError(
-            f"engine.backend {settings.engine.backend!r} does not exist; must be one of: {known}"
-        )
+    check_backend(settings.engine.backend)
+    policies = {"simulated": settings.engine.simulated.policy, "vllm": settings.engine.vllm.policy}
+    if (policy := policies.get(settings.engine.backend)) is not None:
+        check_added(policy)
     if settings.engine.backend == REMOTE and len(settings.models) != 1:
         raise SettingsError("engine.backend `remote` needs `models` with the server's one model")
 
@@ -141,7 +147,8 @@ class Agent:
         self._watch_registry = RegistryWatch(Path(settings.registry), registry, self)
         constants = instance_settings(settings, engine)
         self._instance_id, incarnation = constants.instance_id, constants.incarnation
-        self.instance = instance = Instance(constants, models.facts(), clock.now())
+        operations = extensions.load_all(extensions.OPERATIONS, AddedOperation)
+        self.instance = instance = Instance(constants, models.facts(), clock.now(), operations)
         self._recording = None
         if settings.record is not None:
             self._recording = Recording(Path(settings.record))
@@ -153,9 +160,11 @@ class Agent:
             engine=engine,
             broker=broker,
             queues=self._queues,
+            metrics=AgentMetrics(ports.health.metrics, instance=instance, engine=engine),
             clock=clock,
             registry=lambda: self._watch_registry.state,
         )
+        self._stories = StoryOutbox(broker, self._instance_id) if settings.stories else None
         self._shell = Shell(
             instance=instance,
             engine=engine,
@@ -164,7 +173,12 @@ class Agent:
             queues=self._queues,
             outbox=self._outbox,
             reporter=self._reporter,
-            metrics=AgentMetrics(ports.health.metrics, instance=instance, engine=engine),
+            request_log=RequestLog(
+                settings=constants,
+                reporter=self._reporter,
+                tracer=ports.tracer,
+                stories=self._stories,
+            ),
             clock=clock,
             recording=self._recording,
         )
@@ -214,11 +228,17 @@ class Agent:
                 "follow-registry": self._watch_registry.follow(stop),
             }.items():
                 tasks.create_task(work, name=name)
+            if (stories := self._stories) is not None:
+                tasks.create_task(
+                    every(STORIES_PERIOD_S, stories.send, stop=stopped), name="stories"
+                )
             await stop.wait()
             log.info("service.draining", instance_id=self._instance_id)
             shell.put(Draining(drain_s=settings.drain_timeout_s))
             await shell.drained.wait()
             await self._report()
+            if stories is not None:
+                await stories.send()
             stopped.set()
             self._outbox.stop()
             for task in endless:

@@ -10,18 +10,18 @@ import structlog
 from services.agent.backends.base import EngineBackend, EngineEvent, SchedulingParameters
 from services.agent.deliveries import Deliveries
 from services.agent.departures import Departures
-from services.agent.metrics import AgentMetrics
 from services.agent.outbox import Outbox
 from services.agent.recording import Recording
-from services.agent.reporting import Reporter
 from services.agent.runs import Runs
 from services.agent.servable import ServableModels
+from services.agent.telemetry.reporting import Reporter
+from services.agent.telemetry.request_log import RequestLog
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage, Settlement
 from shared.broker.retry import send_best_effort
 from shared.broker.work_queues import WorkQueues
-from shared.contracts.base import Seconds, UnixTime, encode, tag_of
-from shared.contracts.control import LsoAnswered, LsoOutcome
+from shared.contracts.base import Seconds, UnixTime, tag_of
+from shared.contracts.control import LsoAnswered, LsoCommand, LsoOutcome, LsoRun
 from shared.contracts.errors import (
     BrokerConflictError,
     ContractError,
@@ -29,7 +29,6 @@ from shared.contracts.errors import (
     NoRoomError,
     UnsupportedError,
 )
-from shared.contracts.telemetry import RequestObserved
 from shared.runtime.clock import Clock
 from solver.instance import commands as do
 from solver.instance import events as ev
@@ -41,6 +40,11 @@ _REFUSALS = (UnsupportedError, NoRoomError, ContractError)
 """Errors of calls that changed nothing."""
 
 
+MOST_EVENTS_AT_ONCE = 1000
+"""
+Number of events after which the rest is handled in the next turn of the event loop, so that the
+heartbeats of connections continue whatever follows from an event.
+"""
 LOOK_PERIOD_S = 0.1
 """Least time between two looks at an engine in which runs wait."""
 _Executor = Callable[[Any], Coroutine[Any, Any, None] | None]
@@ -50,8 +54,8 @@ class Shell:
     """
     Executes the commands of one instance, without decisions of its own.
 
-    Each event is handled at once. Its commands are begun in order: those that wait for the broker
-    or the engine run as tasks.
+    Each event is handled at once, or after those before it. Its commands are begun in order: those
+    that wait for the broker or the engine run as tasks.
 
     Args:
         instance: The instance; only this class calls `handle`.
@@ -59,7 +63,7 @@ class Shell:
         queues: The work queues of this process.
         outbox: Sends tokens.
         reporter: Publishes views of the instance.
-        metrics: Counts finished requests and operations.
+        request_log: Logs and reports what happens to requests.
         recording: Stores every event.
     """
 
@@ -73,7 +77,7 @@ class Shell:
         queues: WorkQueues,
         outbox: Outbox,
         reporter: Reporter,
-        metrics: AgentMetrics,
+        request_log: RequestLog,
         clock: Clock,
         recording: Recording | None = None,
     ) -> None:
@@ -82,7 +86,7 @@ class Shell:
         self._models = models
         self._broker = broker
         self._reporter = reporter
-        self._metrics = metrics
+        self._request_log = request_log
         self._clock = clock
         self._recording = recording
         self.runs = Runs(
@@ -91,7 +95,8 @@ class Shell:
             outbox=outbox,
             instance_id=instance.settings.instance_id,
             report=self.put,
-            prefilled=lambda prefill: self._spawn(reporter.prefilled(prefill)),
+            prefilled=lambda prefill: self._spawn(reporter.prefilled(prefill), "prefilled"),
+            spawn=self._spawn,
             clock=clock,
         )
         self._departures = Departures(
@@ -99,23 +104,29 @@ class Shell:
             queues=queues,
             outbox=outbox,
             runs=self.runs,
-            instance_id=instance.settings.instance_id,
-            incarnation=instance.settings.incarnation,
-            identity=engine.identity,
-            observe=self._observed,
+            settings=instance.settings,
             clock=clock,
         )
         self._events: deque[ev.Event] = deque()
         self._handling = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._deliveries = Deliveries(broker=broker, departures=self._departures, clock=clock)
+        self._deliveries = Deliveries(
+            broker=broker, departures=self._departures, request_log=request_log, clock=clock
+        )
         self._timer: asyncio.TimerHandle | None = None
         self._look_at: UnixTime = 0.0
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._prepared: asyncio.Queue[do.Prepared] = asyncio.Queue()
         self.drained = asyncio.Event()
         """Set when the instance holds no requests any more, and pulls none."""
-        self._executors: dict[type[do.Command], _Executor] = {
+        self._executors = self._executors_of_commands()
+        engine.listen(self._on_engine)
+        broker.on_connection_lost(self._on_connection_lost)
+
+    def _executors_of_commands(self) -> dict[type[do.Command], _Executor]:
+        """Kind of command -> function that executes it, or returns the coroutine that does."""
+        reporter = self._reporter
+        return {
             do.Get: self._get,
             do.Submit: self.runs.submit,
             do.Abort: lambda command: self.runs.abort(command.run_id),
@@ -137,23 +148,28 @@ class Shell:
             do.Prepared: self._prepared.put_nowait,
             do.Drained: lambda _command: self.drained.set(),
         }
-        """Kind of command -> function that executes it, or returns the coroutine that does."""
-        engine.listen(self._on_engine)
-        broker.on_connection_lost(self._on_connection_lost)
 
     def put(self, event: ev.Event) -> None:
         """Handle *event*, after the events that are being handled."""
         self._events.append(event)
-        if self._handling or self._failure.done():
+        if not self._handling:
+            self._handle()
+
+    def _handle(self) -> None:
+        """Handle the events so far and those that follow from them."""
+        if self._failure.done():
             return
         self._handling = True
         try:
-            while self._events:
+            for _ in range(MOST_EVENTS_AT_ONCE):
+                if not self._events:
+                    return
                 next_event, now = self._events.popleft(), self._clock.now()
                 if self._recording is not None:
                     self._recording.append(next_event, now)
                 for command in self._instance.handle(next_event, now):
                     self._begin(command)
+            asyncio.get_running_loop().call_soon(self._handle)
         except Exception as error:  # the state of the instance may be inconsistent
             # End the process, so that the broker returns all unsettled requests.
             log.exception("instance.broken")
@@ -203,10 +219,10 @@ class Shell:
     def _begin(self, command: do.Command) -> None:
         work = self._executors[type(command)](command)
         if work is not None:
-            self._spawn(work)
+            self._spawn(work, type(command).__name__)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -236,7 +252,14 @@ class Shell:
         ended = await self._deliveries.pull(command.queue)
         self.put(ended)
         if isinstance(ended, ev.Delivered):
+            self._log_pull(ended)
             await self._reporter.report_pulls()
+
+    def _log_pull(self, delivered: ev.Delivered) -> None:
+        """Report that this instance holds the request of a delivery, unless it held it before."""
+        held = self._instance.requests.find(delivered.request.request_id)
+        if held is not None and held.tags[:1] == [delivered.tag]:
+            self._request_log.held(held.request, pulled_at=held.pulled_at)
 
     async def _depart(self, command: do.Depart) -> None:
         try:
@@ -247,7 +270,7 @@ class Shell:
             return
         await self._deliveries.settle(command.tags, Settlement.ACK)
         self.put(ev.Departed(number=command.number))
-        await self._departures.observe(command, at)
+        await self._request_log.left(command, self.runs.last(command.number), at)
         self.runs.forget(command.number)
 
     async def _return(self, command: do.Return) -> None:
@@ -263,10 +286,6 @@ class Shell:
         except Exception:  # one copy's error must not end the agent and all other requests
             log.exception("request.not_renewed", number=number)
         self.put(ev.Renewed(number=number) if is_renewed else ev.Unrenewed(number=number))
-
-    async def _observed(self, observed: RequestObserved) -> None:
-        self._metrics.finished(observed)
-        await self._reporter.observed(observed)
 
     async def _call(self, command: do.Call) -> None:
         """Execute a call of the engine, and report its result after the engine's new state."""
@@ -350,27 +369,21 @@ class Shell:
         answered = LsoAnswered(
             instance_id=command.instance_id,
             command_id=order.command_id,
-            lso=tag_of(type(order)).split(".")[1],  # `swap_out` of `lso.swap_out.v1`
+            lso=_name_of(order),
             outcome=result.outcome,
             message=result.message,
             duration_s=result.duration_s,
             num_bytes=result.num_bytes,
             at=self._clock.now(),
         )
-        message = OutMessage(
-            body=encode(answered),
-            kind=tag_of(LsoAnswered),
-            correlation_id=order.command_id or None,
-            persistent=False,
-        )
+        message = OutMessage.transient(answered, correlation_id=order.command_id or None)
         await send_best_effort(self._broker, topology.REPLIES, order.reply_to, message)
 
-    def _record(self, command: do.Record) -> None:
+    def _record(self, command: do.Record) -> Coroutine[Any, Any, None] | None:
         lso, result = command.lso, command.result
         if result is None:
             log.info("lso.started", kind=lso.kind, why=lso.reason.text, **_named(lso))
-            return
-        self._metrics.ended(lso.kind, result)
+            return None
         fields = {
             "kind": lso.kind,
             "outcome": result.outcome.value,
@@ -385,6 +398,7 @@ class Shell:
             log.warning("lso.refused", **fields)
         else:
             log.info("lso.completed", **fields)
+        return self._reporter.executed(lso, result)
 
     def _say(self, command: do.Say) -> None:
         write = log.error if command.is_error else log.info
@@ -425,7 +439,7 @@ async def _execute(engine: EngineBackend, call: do.Call) -> tuple[Seconds | None
 
 
 def view_of(backend: EngineBackend, pace_s: Seconds) -> ev.EngineView:
-    """What the instance knows of its engine."""
+    """State of the engine, in the form in which the instance gets it."""
     engine = backend.snapshot()
     copied = engine.checkpoints
     return ev.EngineView(
@@ -450,3 +464,8 @@ def _named(lso: Lso) -> dict[str, object]:
         for name in ("request_id", "request_ids", "model")
         if (value := getattr(lso, name, None)) is not None
     }
+
+
+def _name_of(order: LsoCommand) -> str:
+    """Name of an operator's order: `swap_out` of `lso.swap_out.v1`, or that which a package has."""
+    return order.operation if isinstance(order, LsoRun) else tag_of(type(order)).split(".")[1]

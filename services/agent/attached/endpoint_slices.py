@@ -170,6 +170,8 @@ class EndpointSlices:
         if self._watching is None:
             await self._list()
             self._watching = asyncio.create_task(self._watch(), name="watch endpoint slices")
+        elif self._watching.done():
+            self._watching.result()  # raises the bug that ended the watch
         urls = {url for each in self._slices.values() for url in self._urls(each)}
         return tuple(msgspec.structs.replace(self._settings, url=url) for url in sorted(urls))
 

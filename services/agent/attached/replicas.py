@@ -204,7 +204,9 @@ class Replica:
         stop = asyncio.Event()
         self.state = "serving"
         log.info("replica.found", instance_id=self.instance_id, url=self._server.url)
-        watching = asyncio.create_task(self._until_changed(description, stop))
+        watching = asyncio.create_task(
+            self._until_changed(description, stop), name=f"watch {self._name}"
+        )
         try:
             await self._serve(ports, stop)
         except (EngineError, BrokerUnavailableError) as error:
@@ -212,6 +214,7 @@ class Replica:
         finally:
             self.metrics = None
             watching.cancel()
+            await asyncio.wait({watching})
 
     async def _until_changed(self, description: Description, stop: asyncio.Event) -> None:
         """Set *stop* when the server has left or differs from *description*."""

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from msgspec import Meta, Struct
 
 from shared.contracts.base import RequestId, Seconds
+from shared.runtime import extensions
 from solver.scheduling.baselines import FixedChunkEdf, FixedChunkFcfs, FixedChunkSrpf
 from solver.scheduling.engine.decision import SchedulingPolicy
 from solver.scheduling.engine.entry import Rank
@@ -17,6 +18,8 @@ from solver.scheduling.engine.qoserve import QoServePolicy
 
 PolicyName = Literal["fcfs", "edf", "srpf", "qoserve"]
 """
+Policies of Headway; installed packages add others by entry points in the group `headway.policies`.
+
 Order of service with a fixed chunk size: first come first served (`fcfs`), earliest deadline first
 (`edf`), or shortest prompt first (`srpf`).
 
@@ -91,8 +94,23 @@ _FIXED_CHUNK: dict[str, Callable[[int], SchedulingPolicy]] = {
 }
 
 
+def check_policy(name: str, *others: str) -> None:
+    """
+    Check that there is a policy called *name*, or that it is one of *others*.
+
+    Raises:
+        ValueError: There is none; the message lists all.
+    """
+    own = (*get_args(PolicyName), *others)
+    if name not in own and name not in (added := extensions.names(extensions.POLICIES)):
+        raise ValueError(
+            f"policy {name!r} does not exist; must be one of: {', '.join((*own, *added))}. A "
+            f"package adds one by an entry point in the group {extensions.POLICIES}"
+        )
+
+
 def create_policy(
-    name: PolicyName, latency: LatencyTable, settings: SchedulingSettings
+    name: str, latency: LatencyTable, settings: SchedulingSettings
 ) -> SchedulingPolicy:
     """
     Create a policy for one engine.
@@ -101,15 +119,42 @@ def create_policy(
         name: Name of the policy in settings.
         latency: Latency table of the engine, up to its largest token budget.
         settings: Used by `qoserve` only.
+
+    Raises:
+        SettingsError: The policy of a package cannot be imported, or is not a policy.
     """
     fixed = _FIXED_CHUNK.get(name)
     if fixed is not None:
         return fixed(latency.max_tokens)
+    if name not in get_args(PolicyName):
+        return added_policy(name, latency)
     options = settings.options()
     return QoServePolicy(
         latency,
         replace(options, max_chunk_tokens=min(options.max_chunk_tokens, latency.max_tokens)),
     )
+
+
+def check_added(name: str) -> None:
+    """
+    Check that the policy called *name* can be created if it is that of a package.
+
+    Raises:
+        SettingsError: It cannot be imported, or is not a policy.
+    """
+    if name not in get_args(PolicyName) and name in extensions.names(extensions.POLICIES):
+        added_policy(name, LatencyTable(tokens_s=(0.0, 1.0)))
+
+
+def added_policy(name: str, latency: LatencyTable) -> SchedulingPolicy:
+    """
+    Create the policy that an installed package has under *name*.
+
+    Raises:
+        SettingsError: The object cannot be imported, or is not a policy.
+    """
+    made: SchedulingPolicy = extensions.make(extensions.POLICIES, name, SchedulingPolicy, latency)
+    return made
 
 
 def free_tokens(num_free_blocks: int, block_tokens: int) -> int:

@@ -6,6 +6,7 @@ from services.agent.backends.base import EngineBackend
 from services.agent.backends.settings import EngineSettings
 from shared.contracts.errors import SettingsError
 from shared.contracts.models import ModelEntry
+from shared.runtime import extensions
 from shared.runtime.clock import Clock
 
 Entries = tuple[ModelEntry, ...]
@@ -40,6 +41,11 @@ BACKENDS: dict[str, Callable[[Entries, EngineSettings, Clock], EngineBackend]] =
 }
 
 
+def backend_names() -> list[str]:
+    """Names of all backends, also of those that installed packages add."""
+    return sorted({*BACKENDS, *extensions.names(extensions.ENGINES)})
+
+
 MakeEngine = Callable[[str, Iterable[ModelEntry], EngineSettings, Clock], EngineBackend]
 """A function like `create_backend`."""
 
@@ -51,17 +57,32 @@ def create_backend(
     Create the backend called *name*, without starting it.
 
     Args:
-        name: One of `BACKENDS`.
+        name: One of `backend_names()`.
         entries: Models that the backend can activate.
         settings: Settings of all backends; each backend uses its own section.
         clock: Clock of request arrivals and deadlines.
 
     Raises:
-        SettingsError: No backend has this name.
+        SettingsError: No backend has this name, or what a package has is not a backend.
     """
     factory = BACKENDS.get(name)
-    if factory is None:
+    if factory is not None:
+        return factory(tuple(entries), settings, clock)
+    check_backend(name)
+    arguments = (tuple(entries), settings.options, clock)
+    added: EngineBackend = extensions.make(extensions.ENGINES, name, EngineBackend, *arguments)
+    return added
+
+
+def check_backend(name: str) -> None:
+    """
+    Check that there is a backend called *name*.
+
+    Raises:
+        SettingsError: There is none; the message lists all.
+    """
+    if name not in (known := backend_names()):
         raise SettingsError(
-            f"engine backend {name!r} is unknown: must be one of {', '.join(sorted(BACKENDS))}"
+            f"engine.backend {name!r} does not exist; must be one of: {', '.join(known)}. A "
+            f"package adds one by an entry point in the group {extensions.ENGINES}"
         )
-    return factory(tuple(entries), settings, clock)

@@ -1,12 +1,14 @@
 """Settings of the engine and of each backend."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
-from services.agent.backends.policies import PolicyName, SchedulingSettings
+from services.agent.backends.policies import SchedulingSettings, check_policy
 from shared.contracts.estimates import LatencyCoefficients
 
+STOCK = "stock"
+"""Name of vLLM's own policy."""
 Positive = Annotated[int, Meta(ge=1)]
 NonNegativeSeconds = Annotated[float, Meta(ge=0)]
 
@@ -22,8 +24,10 @@ class SimulatedSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Coefficients from which the simulated engine computes the time of an iteration."""
     time_scale: Annotated[float, Meta(ge=0)] = 1.0
     """Real seconds per simulated second; 0: iterations take no real time."""
-    policy: PolicyName = "qoserve"
-    """Policy that decides what each iteration computes."""
+    policy: str = "qoserve"
+    """
+    Policy that decides what each iteration computes: one of Headway or of an installed package.
+    """
     scheduling: SchedulingSettings = SchedulingSettings()
     token_budget: Positive = 512
     """Maximum number of tokens computed in one iteration."""
@@ -57,6 +61,9 @@ class SimulatedSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     safepoint_layers: Annotated[int, Meta(ge=0)] = 4
     """Layers between safepoints; 0 for an engine without safepoints."""
 
+    def __post_init__(self) -> None:
+        check_policy(self.policy)
+
 
 class VllmSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of vLLM in a separate host process. A model's `engine_args` take precedence."""
@@ -77,8 +84,11 @@ class VllmSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     if the model allows checkpoints, and 0 on a GPU, where only vLLM's own `kv_offloading_size` in
     `engine_args` is available.
     """
-    policy: PolicyName | Literal["stock"] = "qoserve"
-    """Policy that selects each iteration's work: a policy of Headway, or vLLM's own (`stock`)."""
+    policy: str = "qoserve"
+    """
+    Policy that selects each iteration's work: one of Headway or of an installed package, or vLLM's
+    own (`stock`).
+    """
     scheduling: SchedulingSettings = SchedulingSettings()
     latency: LatencyCoefficients = LatencyCoefficients(
         constant_s=0.01, linear_s=1e-4, attention_s=1e-8, cross_s=2e-8, context_s=5e-7
@@ -145,6 +155,9 @@ class VllmSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
     """Log level of vLLM."""
 
+    def __post_init__(self) -> None:
+        check_policy(self.policy, STOCK)
+
 
 class RemoteSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of a server that others run, or of all servers behind one name."""
@@ -203,7 +216,12 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Selection of the engine backend, and the settings of each backend."""
 
     backend: str = "simulated"
-    """Name of a backend in `services.agent.backends.registry`."""
+    """
+    Name of a backend in `services.agent.backends.registry`, or in a package that adds one by an
+    entry point in the group `headway.engines`.
+    """
     simulated: SimulatedSettings = SimulatedSettings()
     vllm: VllmSettings = VllmSettings()
     remote: RemoteSettings = RemoteSettings()
+    options: dict[str, Any] = field(default_factory=dict)
+    """Settings of a backend that a package adds; the package defines their names."""

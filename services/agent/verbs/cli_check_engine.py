@@ -1,42 +1,41 @@
 """`headway-agent check-engine`: checks and measures the engine on this machine's device."""
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from shared.runtime.checkout import run_from_checkout
-from shared.runtime.cli import OfflineVerb
+from shared.runtime.options import AsJson
 
 _PROGRAM = "ops.check_engine"
+Folder = Annotated[Path, Parameter(metavar="DIR")]
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the program, which are also those of the verb, besides `--json`."""
-    parser.add_argument(
-        "--model",
-        type=Path,
-        metavar="DIR",
-        help="folder of a model for the measurements; default: a tiny model",
-    )
-    parser.add_argument("--quick", action="store_true", help="shorter run without the long tests")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("results/check-engine"),
-        metavar="DIR",
-        help="folder of the report (report.md, report.json) and the logs",
-    )
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOptions:
+    """Options of the program, which are also those of the verb."""
+
+    model: Folder | None = None
+    """Folder of a model for the measurements; default: a tiny model."""
+    quick: bool = False
+    """Shorter run without the long tests."""
+    out: Folder = Path("results/check-engine")
+    """Folder of the report (report.md, report.json) and the logs."""
+
+    def arguments(self) -> list[str]:
+        """The options as arguments of the program."""
+        flags = ["--quick"] if self.quick else []
+        model = [] if self.model is None else ["--model", str(self.model)]
+        return [*flags, *model, "--out", str(self.out)]
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    flags = [f"--{name}" for name in ("quick", "json") if getattr(arguments, name)]
-    model = [] if arguments.model is None else ["--model", str(arguments.model)]
-    given = [*flags, *model, "--out", str(arguments.out)]
+DEFAULTS = CheckOptions()
+
+
+def check_engine(*, options: CheckOptions = DEFAULTS, json: AsJson = False) -> int:
+    """Check vLLM on this machine's device: tests, benches, one report (needs a checkout)."""
+    given = [*options.arguments(), *(["--json"] if json else [])]
     return run_from_checkout("headway-agent check-engine", _PROGRAM, given)
-
-
-VERB = OfflineVerb(
-    name="check-engine",
-    help="check vLLM on this machine's device: tests, benches, one report (needs a checkout)",
-    run=_run,
-    arguments=add_options,
-)

@@ -1,50 +1,69 @@
 """`headway-agent replay`: runs recorded events through the instance, and prints its decisions."""
 
-import argparse
 import sys
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from cyclopts import Parameter
 
 from services.agent.recording import Begin, records
 from shared.contracts.base import Seconds, UnixTime
 from shared.contracts.requests import QueuedRequest
-from shared.runtime.cli import OfflineVerb, print_data
+from shared.runtime import extensions
+from shared.runtime.cli import print_data
 from shared.runtime.lifecycle import EXIT_OK, EXIT_USAGE
+from shared.runtime.options import AsJson
 from solver.instance.commands import Submit
 from solver.instance.instance import Instance
+from solver.planning.added_operations import AddedOperation
 from solver.planning.lso.operations import Lso
 from solver.planning.lso.results import LsoResult
 
 _TEXT_LENGTH = 100
 
 
-def replay(arguments: argparse.Namespace) -> int:
-    """Run recorded events through the instance, and print its commands."""
+def replay(
+    file: Annotated[Path, Parameter(help="File of the setting `record`.")],
+    /,
+    *,
+    about: Annotated[str | None, Parameter(metavar="TEXT")] = None,
+    after: Annotated[float, Parameter(metavar="SECONDS")] = 0.0,
+    every: Annotated[bool, Parameter(name="--all")] = False,
+    json: AsJson = False,
+) -> int:
+    """
+    Run recorded events through the instance, and print its commands.
+
+    Args:
+        about: Print only events that name TEXT, or a run of the request with the id TEXT.
+        after: Print only events from this time after the first on.
+        every: Print every event; default: events with commands, or those that --about selects.
+    """
     instance: Instance | None = None
     first_at: UnixTime | None = None
-    about = set() if arguments.about is None else {arguments.about}
-    for now, event in records(arguments.file):
+    operations = extensions.load_all(extensions.OPERATIONS, AddedOperation)
+    names = set() if about is None else {about}
+    for now, event in records(file):
         first_at = now if first_at is None else first_at
         if isinstance(event, Begin):
-            instance = Instance(event.settings, event.models, now)
+            instance = Instance(event.settings, event.models, now, operations)
             commands: list[Any] = []
         elif instance is None:
-            print(f"{arguments.file}: the first record must describe the instance", file=sys.stderr)
+            print(f"{file}: the first record must describe the instance", file=sys.stderr)
             return EXIT_USAGE
         else:
             commands = instance.handle(event, now)
         lines = [text_of(each) for each in (event, *commands)]
-        about |= {
+        names |= {
             each.run_id
             for each in commands
-            if isinstance(each, Submit) and each.request.request_id in about
+            if isinstance(each, Submit) and each.request.request_id in names
         }
-        is_shown = any(name in line for name in about for line in lines) if about else commands
-        if now - first_at >= arguments.after and (is_shown or arguments.all):
-            _show(now, now - first_at, lines, as_json=arguments.json)
+        is_shown = any(name in line for name in names for line in lines) if names else commands
+        if now - first_at >= after and (is_shown or every):
+            _show(now, now - first_at, lines, as_json=json)
     return EXIT_OK
 
 
@@ -76,32 +95,3 @@ def _brief(value: object) -> str:
             return f"{value.outcome.value}: {value.message}"
     text = repr(value)
     return text if len(text) <= _TEXT_LENGTH else f"{text[:_TEXT_LENGTH]}..."
-
-
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE", help="file of the setting `record`")
-    parser.add_argument(
-        "--about",
-        metavar="TEXT",
-        help="print only events that name TEXT, or a run of the request with the id TEXT",
-    )
-    parser.add_argument(
-        "--after",
-        type=float,
-        default=0.0,
-        metavar="SECONDS",
-        help="print only events from this time after the first on",
-    )
-    parser.add_argument(
-        "--all",
-        action="store_true",
-        help="print every event; default: events with commands, or those that --about selects",
-    )
-
-
-VERB = OfflineVerb(
-    name="replay",
-    help="run the recorded events of an agent through its instance, and print its decisions",
-    run=replay,
-    arguments=_arguments,
-)

@@ -211,6 +211,7 @@ class RemoteEngine(AnsweringBackend):
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.cancel()
+            await asyncio.wait({watch})
         self._die("the instance was closed")
         if self._host is not None:
             self._host.detach(self._settings.url)
@@ -372,7 +373,12 @@ class RemoteEngine(AnsweringBackend):
                 context_tokens=self._streams.mean_context_tokens,
                 prompt_tokens=self._streams.mean_prompt_tokens,
             )
-            self._limit.queue_seen(running=load.running, waiting=load.waiting, ours=len(self._runs))
+            self._limit.queue_seen(
+                running=load.running,
+                waiting=load.waiting,
+                ours=len(self._runs),
+                ours_waiting=self._streams.num_waiting,
+            )
 
 
 def served_name(description: Description, settings: RemoteSettings, entry: ModelEntry) -> str:

@@ -8,7 +8,7 @@ from services.agent.backends.base import EngineCall, EngineOutput
 from services.agent.backends.remote.deltas import DONE, Delta, Lengths, read, refusal
 from services.agent.backends.remote.responses import response_of
 from services.agent.backends.remote.server import OK, Server
-from services.agent.backends.remote.sse import EventSplitter, data_of
+from shared.api.sse import EventSplitter, data_of
 from shared.contracts.errors import ContractError, EngineError
 from shared.contracts.requests import UNKNOWN_TOKEN, FinishReason, Progress, StepDetails
 

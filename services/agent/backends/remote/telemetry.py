@@ -1,5 +1,6 @@
 """What a server's metrics and our own streams say about its load and its speed."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -42,7 +43,8 @@ def load_of(metrics: str) -> ServerLoad | None:
     """
     The load in the text of vLLM's metrics; None if the text has none.
 
-    Values of several engines of one server are added; of shares, the largest counts.
+    Values of several engines of one server are added; of shares, the largest counts. Values
+    that are not finite numbers are skipped.
     """
     values: dict[str, float] = {}
     capacity = num_engines = 0
@@ -51,8 +53,8 @@ def load_of(metrics: str) -> ServerLoad | None:
             continue
         name, _, rest = line.partition("{")
         labels, _, value = rest.rpartition("} ")
-        if name in _NAMES:
-            field, number = _NAMES[name], float(value)
+        if name in _NAMES and (number := _number(value)) is not None:
+            field = _NAMES[name]
             known = values.get(field, 0.0)
             values[field] = max(known, number) if field == "kv_utilization" else known + number
             num_engines += field == "iterations"
@@ -69,6 +71,15 @@ def load_of(metrics: str) -> ServerLoad | None:
         iteration_tokens=values.get("iteration_tokens", 0.0),
         num_engines=max(1, num_engines),
     )
+
+
+def _number(value: str) -> float | None:
+    """A sample's value, which a timestamp may follow; None unless it is a finite number."""
+    try:
+        number = float(value.partition(" ")[0])
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _capacity(labels: str) -> int:

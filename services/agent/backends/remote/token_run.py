@@ -8,7 +8,7 @@ import msgspec
 from services.agent.backends.base import EngineOutput, EngineRequest
 from services.agent.backends.remote.deltas import DONE, Delta, read, refusal
 from services.agent.backends.remote.server import COMPLETIONS, OK, Server
-from services.agent.backends.remote.sse import EventSplitter, data_of
+from shared.api.sse import EventSplitter, data_of
 from shared.contracts.errors import ContractError, EngineError
 from shared.contracts.requests import FinishReason, Sampling, Tokens
 

@@ -18,8 +18,10 @@ from services.agent.backends.policies import (
 from services.agent.backends.vllm.core.policy_queue import PolicyQueue
 from services.agent.backends.vllm.core.scheduler import AsyncTimedScheduler, Timed, TimedScheduler
 from services.agent.backends.vllm.core.work import ScheduledWork, is_prefill, running_request
+from services.agent.backends.vllm.shared.core_settings import refusal
 from services.agent.backends.vllm.shared.qos import qos_in_core
 from shared.contracts.base import RequestId, Seconds, UnixTime
+from shared.contracts.errors import SettingsError
 from shared.contracts.telemetry import Iteration
 from solver.scheduling.engine.decision import (
     BatchState,
@@ -27,8 +29,7 @@ from solver.scheduling.engine.decision import (
     IterationOutcome,
     RequestView,
 )
-from solver.scheduling.engine.latency import OnlineLatencyModel
-from solver.scheduling.engine.qoserve import QoServePolicy
+from solver.scheduling.engine.latency import FollowsLatency, OnlineLatencyModel
 
 
 class PolicyDriven(Timed):
@@ -38,7 +39,10 @@ class PolicyDriven(Timed):
         super().__init__(*args, **kwargs)
         settings = self.settings
         self._learner = OnlineLatencyModel(settings.latency, max_tokens=self._largest_budget)
-        self._policy = create_policy(settings.policy, self._learner.table, settings.scheduling)
+        try:
+            self._policy = create_policy(settings.policy, self._learner.table, settings.scheduling)
+        except SettingsError as error:
+            raise refusal(self.vllm_config.additional_config, str(error)) from error
         self.waiting = PolicyQueue()
         self._preempted: dict[RequestId, None] = {}
         self._stalled = False
@@ -95,7 +99,7 @@ class PolicyDriven(Timed):
     def on_iteration(self, work: ScheduledWork, iteration: Iteration) -> None:
         self._policy.observe(time.time(), IterationOutcome(iteration=iteration))
         table = self._learner.observe(work.work(), iteration.duration_s)
-        if table is not None and isinstance(self._policy, QoServePolicy):
+        if table is not None and isinstance(self._policy, FollowsLatency):
             self._policy.set_latency(table)
 
     def _begins_at(self) -> UnixTime:

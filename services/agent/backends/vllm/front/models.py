@@ -254,8 +254,10 @@ class EngineModels:
     def _open(self, model: ModelName) -> None:
         """Prepare for a new engine of *model*."""
         self._telemetry.open(model, num_ranks(self._entries[model]))
-        has_room = self._entries[model].adapter_slots > 0
-        (self._with_room.add if has_room else self._with_room.discard)(model)
+        if self._entries[model].adapter_slots > 0:
+            self._with_room.add(model)
+        else:
+            self._with_room.discard(model)
 
     def _arguments(self, model: ModelName) -> dict[str, object]:
         return engine_arguments(

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from services.agent.backends.policies import PolicyName, SchedulingSettings
+from services.agent.backends.policies import SchedulingSettings
 from shared.contracts.base import Seconds
 from shared.contracts.estimates import LatencyCoefficients
 
@@ -19,7 +19,7 @@ class CoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     stats_path: str
     """File of the engine's `StatsWriter`."""
-    policy: PolicyName
+    policy: str
     """Name of the policy; vLLM's own policy ignores it."""
     scheduling: SchedulingSettings
     latency: LatencyCoefficients

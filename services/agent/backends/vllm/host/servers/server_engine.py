@@ -14,7 +14,6 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 
 from services.agent.backends.remote.deltas import refusal
 from services.agent.backends.remote.server import LOST, OK, Server
-from services.agent.backends.remote.sse import EventSplitter, data_of
 from services.agent.backends.vllm.host.answer_end import AnswerEnd
 from services.agent.backends.vllm.host.core_requests import CoreRequests
 from services.agent.backends.vllm.host.engine import Receiver
@@ -25,6 +24,7 @@ from services.agent.backends.vllm.host.servers.token_apis import (
     data_is_end,
 )
 from services.agent.backends.vllm.shared.wire import Attach, Submit
+from shared.api.sse import EventSplitter, data_of
 from shared.contracts.errors import EngineError, NotActiveError
 
 log = structlog.get_logger()

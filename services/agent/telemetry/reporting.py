@@ -1,4 +1,4 @@
-"""Status and telemetry of the agent, published without confirmation: losses are harmless."""
+"""Status and telemetry of the agent, published without confirmation, and counted as metrics."""
 
 import asyncio
 import math
@@ -7,16 +7,18 @@ from collections.abc import Callable
 import msgspec
 
 from services.agent.backends.base import EngineBackend
+from services.agent.metrics import AgentMetrics
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage
 from shared.broker.retry import send_best_effort
 from shared.broker.work_queues import WorkQueues
-from shared.contracts.base import Message, Seconds, encode, tag_of
+from shared.contracts.base import Message, Seconds
 from shared.contracts.routing import Prefill, PrefillsObserved
 from shared.contracts.telemetry import (
     InstanceStatus,
     IterationsObserved,
     LanesPulled,
+    LsoExecuted,
     ModelActivated,
     RegistryState,
     RequestObserved,
@@ -25,6 +27,17 @@ from shared.contracts.telemetry import (
 from shared.runtime.clock import Clock
 from solver.instance.instance import Instance
 from solver.instance.views import status
+from solver.planning.lso.operations import (
+    Activate,
+    Checkpoint,
+    Cool,
+    Evict,
+    Lso,
+    SwapIn,
+    SwapOut,
+    Warm,
+)
+from solver.planning.lso.results import LsoResult
 
 MAX_ITERATIONS = 200
 PULLS_PERIOD_S = 0.2
@@ -38,6 +51,7 @@ class Reporter:
     Args:
         instance: The instance; it is only read.
         queues: The work queues of this process.
+        metrics: Counts finished requests and operations.
         registry: Returns the state of the registry that this process follows.
     """
 
@@ -48,10 +62,12 @@ class Reporter:
         engine: EngineBackend,
         broker: Broker,
         queues: WorkQueues,
+        metrics: AgentMetrics,
         clock: Clock,
         registry: Callable[[], RegistryState | None] = lambda: None,
     ) -> None:
         self._registry = registry
+        self._metrics = metrics
         self._instance = instance
         self._engine = engine
         self._broker = broker
@@ -132,7 +148,8 @@ class Reporter:
             await self._send(topology.PREFILLS_KEY, observed)
 
     async def observed(self, observation: RequestObserved) -> None:
-        """Publish the observation of a finished request."""
+        """Count a finished request, and publish its observation."""
+        self._metrics.finished(observation)
         await self._send(topology.OBSERVED_REQUEST_KEY, observation)
 
     async def activated(self, event: ModelActivated) -> None:
@@ -140,10 +157,38 @@ class Reporter:
         await self._send(topology.OBSERVED_ENGINE_KEY, event)
         await self._send(topology.status_key(event.instance_id), self.status())
 
-    async def _send(self, key: str, message: Message) -> None:
-        await send_best_effort(
-            self._broker,
-            topology.TELEMETRY,
-            key,
-            OutMessage(body=encode(message), kind=tag_of(type(message)), persistent=False),
+    async def executed(self, lso: Lso, result: LsoResult) -> None:
+        """
+        Count an operation that has ended, and publish it; the broker drops it unless a display is
+        open.
+        """
+        self._metrics.ended(lso.kind, result)
+        executed = LsoExecuted(
+            instance_id=self._instance.settings.instance_id,
+            at=self._clock.now(),
+            lso=lso.kind,
+            outcome=result.outcome.value,
+            subject=_subject(lso),
+            reason=lso.reason.text,
+            message=result.message,
+            duration_s=result.duration_s,
         )
+        await self._send(topology.LSO_KEY, executed)
+
+    async def _send(self, key: str, message: Message) -> None:
+        await send_best_effort(self._broker, topology.TELEMETRY, key, OutMessage.transient(message))
+
+
+def _subject(lso: Lso) -> str:
+    """What an operation concerns, in a few words."""
+    match lso:
+        case Evict(request_ids=(request_id,)) | SwapOut(request_id=request_id):
+            return request_id
+        case SwapIn(request_id=request_id) | Checkpoint(request_id=request_id):
+            return request_id
+        case Evict(request_ids=request_ids):
+            return f"{len(request_ids)} requests"
+        case Warm(model=model) | Cool(model=model) | Activate(model=model):
+            return model
+        case _:
+            return ""

@@ -1,0 +1,1 @@
+"""What an agent reports about its instance and about its requests; losses are harmless."""
