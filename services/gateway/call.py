@@ -9,6 +9,7 @@ from shared.contracts.base import RequestId, TenantId, UnixTime
 from shared.contracts.ends import Ends
 from shared.contracts.qos import Clamp, Importance, Slo
 from shared.contracts.requests import ErrorInfo, RequestCompleted
+from shared.tracing.context import TraceContext
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class Call:
     clamped: tuple[Clamp, ...] = ()
     """What the call asks for and its tenant's policy does not grant."""
     application: str | None = None
-    traceparent: str | None = None
+    trace: TraceContext | None = None
     digest: str | None = None
     """Digest of the HTTP request, if it may be repeated under its id; None: it may not."""
     finals: list[RequestCompleted] = field(default_factory=list)

@@ -1,31 +1,51 @@
 """`headway-gateway`: serves HTTP, and prints completed requests."""
 
-import sys
 from collections.abc import Sequence
+from typing import Annotated, Any
 
-from services.gateway.service import check, serve
 from services.gateway.settings import Settings
-from services.gateway.tail import add_tail_arguments, tail
-from shared.runtime.cli import ServiceCli, Verb
+from shared.runtime.cli import Service, ServiceCli
+from shared.runtime.options import LOADED, whole
 
-CLI = ServiceCli(
+
+class GatewayCli(ServiceCli[Settings]):
+    """Command line whose verb `run` has an option."""
+
+    def serve(
+        self,
+        *,
+        settings: Annotated[Any, LOADED],
+        workers: Annotated[int | None, whole(least=1, most=64)] = None,
+    ) -> int:
+        """
+        Serve until SIGTERM, then drain.
+
+        Args:
+            workers: Number of processes that serve the port (default: 1).
+        """
+        del workers  # an option that is a setting is already in the settings
+        return super().serve(settings=settings)
+
+
+def _parts() -> Service[Settings]:
+    from services.gateway import service  # noqa: PLC0415 - `health` needs no HTTP server
+
+    return Service(serve=service.serve, check=service.check)
+
+
+CLI = GatewayCli(
     service="gateway",
-    description="OpenAI-compatible HTTP interface of the mesh.",
+    text="OpenAI-compatible HTTP interface of the mesh.",
     settings_type=Settings,
-    serve=serve,
-    check=check,
-    run_options=(("workers", "number of processes that serve the port (default: 1)"),),
-    verbs=(
-        Verb(
-            name="tail",
-            help="print a line for each request that completes in the mesh, until Ctrl-C",
-            run=tail,
-            arguments=add_tail_arguments,
-        ),
-    ),
+    parts=_parts,
+)
+CLI.app.command(
+    "services.gateway.tail:tail",
+    name="tail",
+    help="Print a line for each request that completes in the mesh, until Ctrl-C.",
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
-    return CLI.main(sys.argv[1:] if argv is None else argv)
+    return CLI.main(argv)

@@ -1,4 +1,4 @@
-"""Cancels the request of a client that disconnects."""
+"""Waits for the disconnection of a client, and cancels its request."""
 
 import asyncio
 import contextlib
@@ -7,6 +7,12 @@ from collections.abc import AsyncIterator
 from litestar.types import Receive
 
 from shared.producer.generation import Generation
+
+
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client disconnects; what is left of its body is dropped."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 @contextlib.asynccontextmanager
@@ -18,8 +24,7 @@ async def cancelled_on_disconnect(receive: Receive, generation: Generation) -> A
     """
 
     async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await disconnected(receive)
         await generation.cancel()
 
     task = asyncio.create_task(watch(), name=f"disconnect of {generation.request_id}")

@@ -2,28 +2,27 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 import msgspec
 import structlog
 
+from services.gateway.admission import admission
 from services.gateway.answer_headers import answer_headers
+from services.gateway.body import Forwarded
 from services.gateway.call import Call, current
+from services.gateway.claims import claim_of
 from services.gateway.errors import error_info
-from services.gateway.headers import REQUEST_ID, Hints, parse_hints
-from services.gateway.openai import MAX_PRIORITY
+from services.gateway.headers import MESH_REQUEST_ID, REQUEST_ID, Hints, headers_in
 from services.gateway.outcomes import Outcome
 from services.gateway.pass_through import PassThrough
 from services.gateway.render_slots import RenderSlots
 from services.gateway.requests.deferred import Deferred
 from services.gateway.requests.ids import call_id_of
-from services.gateway.response import ANTHROPIC, MESH_REQUEST_ID, OPENAI, Response
-from services.gateway.slo import requested_slo, sets_slo
+from services.gateway.response import ANTHROPIC, OPENAI, Response
+from services.gateway.slo import requested_slo
 from services.gateway.state import Gateway
-from services.gateway.tenants import Tenants
 from shared.api.calls import (
     ENDPOINTS,
     OWN_FIELDS,
@@ -34,12 +33,11 @@ from shared.api.calls import (
 )
 from shared.api.digests import call_digest
 from shared.contracts.base import ModelName, Seconds, TenantId
-from shared.contracts.checks import effective_importance, effective_slo
 from shared.contracts.ends import accepted_ends
-from shared.contracts.errors import ContractError, MeshError, TransientError
+from shared.contracts.errors import ContractError, MeshError
 from shared.contracts.ingress import InferenceRequest
 from shared.contracts.requests import ErrorInfo
-from solver.tenants.claims import Claim, grant
+from solver.tenants.claims import grant
 
 log = structlog.get_logger()
 
@@ -64,17 +62,6 @@ ROUTES: Mapping[str, str] = {
 """Path of an open route of vLLM's application -> label of metrics. All other routes are closed."""
 REFUSED_HEADERS = ("x-data-parallel-rank", "x-session-id")
 """Headers of vLLM that would control the engine."""
-
-
-INTERNAL = "headway.internal"
-"""Key of the ASGI scope with an `Internal`, which only code of this process can set."""
-
-
-@dataclass(frozen=True, slots=True)
-class Internal:
-    """A request that this process makes for a tenant, whose key was checked before."""
-
-    tenant: TenantId
 
 
 class Door:
@@ -105,9 +92,7 @@ class Door:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Answer one POST request to a route in `ROUTES`."""
-        headers = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
-        }
+        headers = headers_in(scope)
         call_id = f"req-{uuid4().hex}"
         errors = ANTHROPIC if scope["path"].startswith("/v1/messages") else OPENAI
         response = Response(send, call_id, headers.get(REQUEST_ID), errors)
@@ -136,21 +121,17 @@ class Door:
         call_id: str,
     ) -> Outcome:
         gateway = self._gateway
-        if gateway.stop.is_set():
-            raise TransientError("this gateway is shutting down")
-        tenant = tenant_of(gateway.tenants, scope, headers)
-        hints = parse_hints(headers)
-        tenant = gateway.tenants.effective(tenant, hints)
-        is_stored = hints.needs_store(scope["path"])
-        if is_stored:
-            gateway.usable_store()
-            call_id = call_id_of(tenant, hints.idempotency_key)
-            response.add_headers({MESH_REQUEST_ID.decode(): call_id})
-        with slot_of(gateway.tenants, scope, tenant):
-            raw = await self._read(receive)
+        with admission(gateway, scope) as admitted:
+            tenant, hints = admitted.tenant, admitted.hints
+            is_stored = hints.needs_store(scope["path"])
+            if is_stored:
+                gateway.usable_store()
+                call_id = call_id_of(tenant, hints.idempotency_key)
+                response.add_headers({MESH_REQUEST_ID: call_id})
+            _refuse_headers(headers)
+            raw = await admitted.body(receive)
             fields = call_fields(raw)
             body = call_body(fields)
-            _refuse_headers(headers)
             ref = gateway.registry.resolve(body.model, call_id)
             call = self._call(body, hints, tenant, call_id)
             if is_stored:
@@ -177,8 +158,7 @@ class Door:
                 _forwarded(raw, fields, body.model, ref.name),
                 request_id=None if call.digest is None else call_id,
             )
-            longest_s = gateway.settings.request_timeout_s
-            limit_s = min(hints.timeout_s or longest_s, longest_s)
+            limit_s = hints.limit_s(gateway.settings.request_timeout_s)
             async with self._rendering.slot(tenant) as call.rendered:
                 return await self._run(application, call, forwarded, response, limit_s)
 
@@ -199,7 +179,7 @@ class Door:
         self,
         application: Any,
         call: Call,
-        request: "Forwarded",
+        request: Forwarded,
         response: Response,
         limit_s: Seconds,
     ) -> Outcome:
@@ -220,29 +200,20 @@ class Door:
         Fields of the call that the mesh needs.
 
         Raises:
-            ContractError: A target, an end, the priority or the service tier is invalid, or the
-                policy of the tenant refuses them.
+            ContractError: A target, an end or the service tier is invalid, or the policy of the
+                tenant refuses them.
         """
         gateway = self._gateway
         arrived_at = gateway.clock.now()
-        priority = -(body.priority or 0) if hints.priority is None else hints.priority
-        if abs(priority) > MAX_PRIORITY:
-            raise ContractError(
-                f"priority must be from -{MAX_PRIORITY} to {MAX_PRIORITY}", param="priority"
-            )
         targets = InferenceRequest(
             model=body.model,
             slo=requested_slo(body, hints, gateway.settings),
             importance=hints.importance or body.importance,
             service_tier=body.service_tier,
+            priority=-(body.priority or 0) if hints.priority is None else hints.priority,
         )
-        claim = Claim(
-            slo=effective_slo(targets, now=arrived_at, limits=gateway.settings.limits),
-            importance=effective_importance(targets),
-            priority=priority,
-            arrived_at=arrived_at,
-            sets_slo=sets_slo(body, hints),
-            sets_importance=targets.importance is not None or body.service_tier == "priority",
+        claim = claim_of(
+            targets, body, hints, limits=gateway.settings.limits, arrived_at=arrived_at
         )
         allowed = grant(claim, gateway.tenants.policy(tenant), tenant)
         return Call(
@@ -257,69 +228,8 @@ class Door:
             priority=allowed.priority,
             clamped=allowed.clamps,
             application=hints.application or body.application,
-            traceparent=hints.traceparent,
+            trace=hints.trace,
         )
-
-    async def _read(self, receive: Any) -> bytes:
-        """
-        Read the body.
-
-        Raises:
-            ContractError: The body is too large or too slow, or the client disconnected.
-        """
-        limit = self._gateway.settings.limits.max_body_bytes
-        parts, size, more = [], 0, True
-        try:
-            async with asyncio.timeout(self._gateway.settings.body_timeout_s):
-                while more:
-                    event = await receive()
-                    if event["type"] == "http.disconnect":
-                        raise ContractError("the client disconnected", code="cancelled", status=499)
-                    parts.append(event.get("body", b""))
-                    size += len(parts[-1])
-                    more = event.get("more_body", False)
-                    if size > limit:
-                        raise ContractError(
-                            f"the body is too large: the limit is {limit} bytes",
-                            code="body_too_large",
-                            status=413,
-                        )
-        except TimeoutError:
-            raise ContractError(
-                "the body did not arrive in time", code="body_timeout", status=408
-            ) from None
-        return b"".join(parts)
-
-
-def tenant_of(tenants: Tenants, scope: Mapping[str, Any], headers: Mapping[str, str]) -> TenantId:
-    """
-    The tenant of a request for inference.
-
-    Raises:
-        ContractError: As for `Tenants.authenticate`.
-    """
-    if (internal := scope.get(INTERNAL)) is not None:
-        return TenantId(internal.tenant)
-    return tenants.authenticate(authorization(headers), headers=headers, peer=peer_of(scope))
-
-
-def slot_of(
-    tenants: Tenants, scope: Mapping[str, Any], tenant: TenantId
-) -> AbstractContextManager[None]:
-    """Context of an open request of *tenant*; the limit of internal ones is checked before."""
-    return tenants.counted(tenant) if INTERNAL in scope else tenants.slot(tenant)
-
-
-def peer_of(scope: Mapping[str, Any]) -> str | None:
-    """Address of the other end of the connection of an ASGI request."""
-    client = scope.get("client")
-    return None if client is None else str(client[0])
-
-
-def authorization(headers: Mapping[str, str]) -> str | None:
-    """The header `Authorization`, or the key in Anthropic's header in its form."""
-    key = headers.get("x-api-key")
-    return headers.get("authorization") or (None if key is None else f"Bearer {key}")
 
 
 def _refuse_headers(headers: Mapping[str, str]) -> None:
@@ -342,34 +252,3 @@ def _forwarded(raw: bytes, fields: CallFields, asked: str, model: str) -> bytes:
     if not dropped and asked == model:
         return raw
     return msgspec.json.encode({k: v for k, v in fields.items() if k not in dropped})
-
-
-class Forwarded:
-    """
-    Request for an application: the body in one part, followed by the client's events.
-
-    Args:
-        scope: Scope of the client's request.
-        receive: The `receive` of ASGI.
-        body: Body for the application.
-        request_id: Id of which the application makes that of the answer; None: the client's, or a
-            random one.
-    """
-
-    def __init__(
-        self, scope: dict[str, Any], receive: Any, body: bytes, *, request_id: str | None = None
-    ) -> None:
-        own = {b"content-length": str(len(body)).encode()}
-        if request_id is not None:
-            own[REQUEST_ID.encode()] = request_id.encode()
-        headers = [each for each in scope["headers"] if each[0] not in own]
-        self.scope = {**scope, "headers": [*headers, *own.items()]}
-        self._receive = receive
-        self._body: bytes | None = body
-
-    async def receive(self) -> Any:
-        """The next ASGI event."""
-        if self._body is None:
-            return await self._receive()
-        body, self._body = self._body, None
-        return {"type": "http.request", "body": body, "more_body": False}

@@ -1,23 +1,22 @@
 """Processing of one HTTP request, from its headers to the last byte of its answer."""
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 from uuid import uuid4
 
 import msgspec
 import structlog
-from litestar.connection import Request
-from litestar.datastructures import State
-from litestar.exceptions import HTTPException, InternalServerException
-from litestar.exceptions.http_exceptions import RequestEntityTooLarge
-from litestar.types import Send
+from litestar.exceptions import HTTPException
+from litestar.types import Receive, Send
 
+from services.gateway.admission import admission
 from services.gateway.answer_headers import answer_headers
 from services.gateway.answering import Answering
 from services.gateway.channel import Channel
 from services.gateway.disconnect import cancelled_on_disconnect
-from services.gateway.door import authorization, peer_of
 from services.gateway.errors import error_info
-from services.gateway.headers import REQUEST_ID, Hints, parse_hints
+from services.gateway.headers import MESH_REQUEST_ID, REQUEST_ID, Hints, headers_in, id_headers
 from services.gateway.intake import Accepted
 from services.gateway.outcomes import Outcome, outcome_of
 from services.gateway.replies import Renderer
@@ -27,33 +26,32 @@ from services.gateway.shapes import Endpoint
 from services.gateway.state import Gateway
 from shared.api.digests import call_digest
 from shared.contracts.base import TenantId
-from shared.contracts.errors import ContractError, MeshError, TransientError
+from shared.contracts.errors import MeshError
 from shared.contracts.requests import ReplyMode
 
 log = structlog.get_logger()
 
-MESH_REQUEST_ID = "x-headway-request-id"
-
 
 class Exchange:
     """
-    Processes one HTTP request: authentication, slot of the tenant, body, checks, publish, answer.
+    Processes one HTTP request: admission, body, checks, publish, answer.
 
     At the end, the outcome is counted and logged.
 
     Args:
         gateway: Components that all requests share.
         endpoint: API of the request.
-        request: Request whose body has not been read.
+        scope: ASGI scope of the request.
+        receive: The `receive` of ASGI.
     """
 
     def __init__(
-        self, gateway: Gateway, endpoint: Endpoint, request: Request[object, object, State]
+        self, gateway: Gateway, endpoint: Endpoint, scope: Mapping[str, Any], receive: Receive
     ) -> None:
         self._gateway = gateway
         self._endpoint = endpoint
-        self._request = request
-        self._headers = dict(request.headers.items())
+        self._scope = scope
+        self._receive = receive
         self._id = f"req-{uuid4().hex}"
         """
         Id of the request in the mesh.
@@ -64,11 +62,10 @@ class Exchange:
 
     async def run(self, send: Send) -> None:
         """Answer the request; an error is also sent as an answer."""
-        headers = {MESH_REQUEST_ID: self._id}
-        if client_id := self._headers.get(REQUEST_ID):
-            headers[REQUEST_ID] = client_id
+        client_id = headers_in(self._scope).get(REQUEST_ID)
+        if client_id:
             self._log = self._log.bind(client_request_id=client_id[:128])
-        channel = Channel(send, headers)
+        channel = Channel(send, id_headers(self._id, client_id))
         outcome = Outcome.CANCELLED
         try:
             outcome = await self._checked(channel)
@@ -87,23 +84,15 @@ class Exchange:
 
     async def _checked(self, channel: Channel) -> Outcome:
         gateway = self._gateway
-        if gateway.stop.is_set():
-            raise TransientError("this gateway is shutting down")
-        tenant = gateway.tenants.authenticate(
-            authorization(self._headers),
-            headers=self._headers,
-            peer=peer_of(self._request.scope),
-        )
-        hints = parse_hints(self._headers)
-        tenant = gateway.tenants.effective(tenant, hints)
-        is_stored = hints.needs_store(self._endpoint.path)
-        if is_stored:
-            gateway.usable_store()
-            self._id = call_id_of(tenant, hints.idempotency_key)
-            self._log = self._log.bind(request_id=self._id)
-            channel.add_headers({MESH_REQUEST_ID: self._id})
-        with gateway.tenants.slot(tenant):
-            raw = await self._body()
+        with admission(gateway, self._scope) as admitted:
+            tenant, hints = admitted.tenant, admitted.hints
+            is_stored = hints.needs_store(self._endpoint.path)
+            if is_stored:
+                gateway.usable_store()
+                self._id = call_id_of(tenant, hints.idempotency_key)
+                self._log = self._log.bind(request_id=self._id)
+                channel.add_headers({MESH_REQUEST_ID: self._id})
+            raw = await admitted.body(self._receive)
             # The arrival time is read before the thread starts: the wait for a thread counts as
             # waiting time of the request.
             arrived_at = gateway.clock.now()
@@ -133,7 +122,7 @@ class Exchange:
             accepted.ingress,
             endpoint=self._endpoint.path,
             digest=digest,
-            traceparent=hints.traceparent,
+            trace=hints.trace,
         )
         body = msgspec.json.encode(answer.body)
         await channel.json(body, status=answer.status, headers=answer.headers)
@@ -151,7 +140,7 @@ class Exchange:
         generation = await gateway.producer.submit(
             accepted.ingress,
             reply=ReplyMode.STREAM if accepted.stream else ReplyMode.FINAL,
-            traceparent=hints.traceparent,
+            trace=hints.trace,
             digest=digest,
         )
         answering = Answering(
@@ -166,12 +155,9 @@ class Exchange:
             channel=channel,
             metrics=gateway.metrics,
             clock=gateway.clock,
-            timeout_s=min(
-                hints.timeout_s or gateway.settings.request_timeout_s,
-                gateway.settings.request_timeout_s,
-            ),
+            timeout_s=hints.limit_s(gateway.settings.request_timeout_s),
         )
-        async with cancelled_on_disconnect(self._request.receive, generation):
+        async with cancelled_on_disconnect(self._receive, generation):
             outcome = await answering.answer(generation)
         self._log.info(
             "request.answered",
@@ -184,22 +170,3 @@ class Exchange:
             e2e_s=gateway.clock.now() - accepted.arrived_at,
         )
         return outcome
-
-    async def _body(self) -> bytes:
-        limits = self._gateway.settings.limits
-        try:
-            async with asyncio.timeout(self._gateway.settings.body_timeout_s):
-                return await self._request.body()
-        except RequestEntityTooLarge:
-            raise ContractError(
-                f"the body is too large: the limit is {limits.max_body_bytes} bytes",
-                code="body_too_large",
-                status=413,
-            ) from None
-        except InternalServerException:
-            # Litestar's exception for a client that disconnects during the upload.
-            raise ContractError("the client disconnected", code="cancelled", status=499) from None
-        except TimeoutError:
-            raise ContractError(
-                "the body did not arrive in time", code="body_timeout", status=408
-            ) from None

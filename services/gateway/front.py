@@ -74,7 +74,9 @@ async def open_front(gateway: Gateway, health: Health) -> AsyncIterator[OpenFron
         front = front_of(gateway.registry)
     log.info("front.selected", front=front)
     if front == "light":
-        yield OpenFront(light_front(gateway, health), "light", gateway.intake, {})
+        # In a thread: Litestar composes its routes for seconds, and heartbeats must continue.
+        application = await asyncio.to_thread(light_front, gateway, health)
+        yield OpenFront(application, "light", gateway.intake, {})
         return
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)

@@ -2,12 +2,16 @@
 
 from collections.abc import Mapping
 from math import isfinite
+from typing import Any
 
 import msgspec
 
 from shared.api.calls import ENDPOINTS
+from shared.contracts.base import Seconds
 from shared.contracts.errors import ContractError
+from shared.contracts.ingress import MAX_PRIORITY
 from shared.contracts.qos import Importance
+from shared.tracing.context import TRACEPARENT, TRACESTATE, TraceContext, trace_of
 
 TTFT = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
 TBT = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
@@ -21,7 +25,8 @@ IMPORTANCE = "x-headway-importance"
 APPLICATION = "x-headway-application"
 TIMEOUT = "x-request-timeout-seconds"
 REQUEST_ID = "x-request-id"
-TRACEPARENT = "traceparent"
+MESH_REQUEST_ID = "x-headway-request-id"
+"""Header of answers with the id of the request in the mesh."""
 IDEMPOTENCY_KEY = "idempotency-key"
 PREFER = "prefer"
 RESPOND_ASYNC = "respond-async"
@@ -30,7 +35,7 @@ RESPOND_ASYNC = "respond-async"
 HINTS = frozenset(
     {
         *(*TTFT, *TBT, *TTLT, DEADLINE, *OBJECTIVE, PRIORITY, *PRIORITY_LOWER_FIRST),
-        *(IMPORTANCE, APPLICATION, TRACEPARENT),
+        *(IMPORTANCE, APPLICATION, TRACEPARENT, TRACESTATE),
     }
 )
 """
@@ -59,11 +64,15 @@ class Hints(msgspec.Struct, frozen=True, kw_only=True):
     fairness_id: str | None = None
     timeout_s: float | None = None
     client_request_id: str | None = None
-    traceparent: str | None = None
+    trace: TraceContext | None = None
     idempotency_key: str | None = None
     """The client's name of the request: a repeat with the same name gets the same answer."""
     responds_async: bool = False
     """True if the client prefers to collect the answer later."""
+
+    def limit_s(self, longest_s: Seconds) -> Seconds:
+        """Time limit of the answer: the client's, at most *longest_s*."""
+        return min(self.timeout_s or longest_s, longest_s)
 
     def needs_store(self, path: str) -> bool:
         """Return whether a request to *path* is to be found under its id again."""
@@ -96,10 +105,21 @@ def parse_hints(headers: Mapping[str, str]) -> Hints:
         fairness_id=next((v for n in FAIRNESS_ID if (v := _label(headers, n))), None),
         timeout_s=_number(TIMEOUT, headers.get(TIMEOUT), low=0.0, high=MAX_TARGET_S),
         client_request_id=_label(headers, REQUEST_ID),
-        traceparent=_label(headers, TRACEPARENT),
+        trace=trace_of(headers),
         idempotency_key=_idempotency_key(headers),
         responds_async=_responds_async(headers),
     )
+
+
+def headers_in(scope: Mapping[str, Any]) -> dict[str, str]:
+    """The headers of an ASGI request, names in lower case."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def id_headers(request_id: str, client_id: str | None) -> dict[str, str]:
+    """Headers of an answer with its id in the mesh, and with the client's if it sent one."""
+    own = {MESH_REQUEST_ID: request_id}
+    return own | {REQUEST_ID: client_id} if client_id else own
 
 
 def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str | None]:
@@ -139,11 +159,19 @@ def _priority(headers: Mapping[str, str]) -> int | None:
     """
     for name, sign in ((PRIORITY, 1), *((name, -1) for name in PRIORITY_LOWER_FIRST)):
         if name in headers:
-            try:
-                return sign * int(headers[name])
-            except ValueError:
-                raise _bad(name, "must be an integer") from None
+            return sign * _integer(headers, name, most=MAX_PRIORITY)
     return None
+
+
+def _integer(headers: Mapping[str, str], name: str, *, most: int) -> int:
+    """Parse the integer in a header, which must be from -*most* to *most*."""
+    try:
+        value = int(headers[name])
+    except ValueError:
+        value = most + 1
+    if abs(value) > most:
+        raise _bad(name, f"must be an integer from -{most} to {most}")
+    return value
 
 
 def _importance(headers: Mapping[str, str]) -> Importance | None:

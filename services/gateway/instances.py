@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from cachetools import FIFOCache
+
 from shared.broker import topology
 from shared.broker.listening import listening
 from shared.broker.protocol import Broker
@@ -14,6 +16,8 @@ from shared.runtime.clock import Clock
 
 SILENCE_S: Seconds = 5.0
 """Time without a status after which an instance counts as lost."""
+MAX_INSTANCES = 10_000
+"""Number of instances whose last statuses are kept; those that reported longest ago are dropped."""
 _decode: Decoder[InstanceStatus] = Decoder(InstanceStatus)
 
 
@@ -23,7 +27,9 @@ class Instances:
 
     registry: ModelRegistry
     clock: Clock
-    _statuses: dict[InstanceId, tuple[UnixTime, InstanceStatus]] = field(default_factory=dict)
+    _statuses: FIFOCache[InstanceId, tuple[UnixTime, InstanceStatus]] = field(
+        default_factory=lambda: FIFOCache(MAX_INSTANCES)
+    )
 
     def on_status(self, status: InstanceStatus) -> None:
         """Record a status."""

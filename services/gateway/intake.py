@@ -6,26 +6,15 @@ from pathlib import Path
 
 import msgspec
 
+from services.gateway.claims import claim_of
 from services.gateway.fallbacks import Fallbacks
-from services.gateway.headers import PRIORITY, Hints
-from services.gateway.openai import (
-    MAX_PRIORITY,
-    Body,
-    ChatBody,
-    CompletionBody,
-    decode_body,
-    to_ingress,
-)
+from services.gateway.headers import Hints
+from services.gateway.openai import Body, ChatBody, CompletionBody, decode_body, to_ingress
 from services.gateway.settings import Settings
-from services.gateway.slo import requested_slo, sets_slo
+from services.gateway.slo import requested_slo
 from shared.api.pooling import check_task
 from shared.contracts.base import ModelName, TenantId, UnixTime
-from shared.contracts.checks import (
-    check_prompt,
-    effective_importance,
-    effective_sampling,
-    effective_slo,
-)
+from shared.contracts.checks import check_prompt, effective_sampling
 from shared.contracts.ends import accepted_ends
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import InferenceRequest
@@ -33,7 +22,7 @@ from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry
 from shared.models.tokenizer import Tokenizer
 from shared.tenants.policies import Policies, PolicySource
-from solver.tenants.claims import Claim, grant
+from solver.tenants.claims import grant
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,16 +104,8 @@ class Intake:
         check_prompt(ingress)
         check_task(ingress, self._registry.entry(ref.base))
         limits = self._settings.limits
-        slo = effective_slo(ingress, now=arrived_at, limits=limits)
+        claim = claim_of(ingress, body, hints, limits=limits, arrived_at=arrived_at)
         ends = accepted_ends(ingress, now=arrived_at)
-        claim = Claim(
-            slo=slo,
-            importance=effective_importance(ingress),
-            priority=ingress.priority,
-            arrived_at=arrived_at,
-            sets_slo=sets_slo(body, hints),
-            sets_importance=ingress.importance is not None or body.service_tier == "priority",
-        )
         allowed = grant(claim, self._policies.policy(tenant), tenant)
         ref = self._fallbacks.chosen(
             body.model,
@@ -156,32 +137,38 @@ class Intake:
             ttl_s=None,
             not_before=ends.not_before,
         )
-        sampling = effective_sampling(
-            ingress, entry=entry, prompt_tokens=len(tokens), limits=limits
-        )
-        if sampling.temperature > 0 and sampling.seed is None:
-            # A run that repeats the generation after a crash must sample the same tokens.
-            ingress = msgspec.structs.replace(ingress, seed=self._new_seed())
         options = body.stream_options
         return Accepted(
-            ingress=ingress,
+            ingress=self._seeded(ingress, entry, len(tokens)),
             arrived_at=arrived_at,
             stream=bool(body.stream),
             include_usage=bool(options and options.include_usage),
         )
 
+    def _seeded(
+        self, ingress: InferenceRequest, entry: ModelEntry, prompt_tokens: int
+    ) -> InferenceRequest:
+        """
+        *ingress* with a seed, if it samples and has none.
+
+        Raises:
+            ContractError: The prompt and the answer are too long, or two fields contradict each
+                other.
+        """
+        sampling = effective_sampling(
+            ingress, entry=entry, prompt_tokens=prompt_tokens, limits=self._settings.limits
+        )
+        if sampling.temperature == 0 or sampling.seed is not None:
+            return ingress
+        # A run that repeats the generation after a crash must sample the same tokens.
+        return msgspec.structs.replace(ingress, seed=self._new_seed())
+
     def _with_hints(self, ingress: InferenceRequest, body: Body, hints: Hints) -> InferenceRequest:
-        priority = ingress.priority if hints.priority is None else hints.priority
-        if abs(priority) > MAX_PRIORITY:
-            raise ContractError(
-                f"priority must be from -{MAX_PRIORITY} to {MAX_PRIORITY}",
-                param="priority" if hints.priority is None else PRIORITY,
-            )
         return msgspec.structs.replace(
             ingress,
             slo=requested_slo(body, hints, self._settings),
             deadline=None,
-            priority=priority,
+            priority=ingress.priority if hints.priority is None else hints.priority,
             importance=hints.importance or ingress.importance,
             application=hints.application or ingress.application,
         )

@@ -8,11 +8,10 @@ from msgspec import Meta
 
 from shared.api.unsupported import UnsupportedFields, refuse_unsupported
 from shared.contracts.errors import ContractError
-from shared.contracts.ingress import InferenceRequest, Label, RequestedSlo
+from shared.contracts.ingress import InferenceRequest, Label, Priority, RequestedSlo
 from shared.contracts.qos import Importance, OnLate, PositiveSeconds
 from shared.contracts.requests import ChatMessage, Tokens
 
-MAX_PRIORITY = 1000
 SAME_IN_INGRESS = (
     *("model", "max_tokens", "max_completion_tokens", "min_tokens", "temperature", "top_p"),
     *("top_k", "seed", "stop", "presence_penalty", "frequency_penalty", "repetition_penalty"),
@@ -50,7 +49,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
     ignore_eos: bool | None = None
     service_tier: str | None = None
-    priority: int | None = None
+    priority: Priority | None = None
     """
     Priority of the request: lower values are served first, contrary to the header
     `x-headway-priority`.

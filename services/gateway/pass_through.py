@@ -44,7 +44,7 @@ class PassThrough:
         generation = await self._producer.submit(
             published(call, scope["path"], body),
             reply=ReplyMode.STREAM if call.stream else ReplyMode.FINAL,
-            traceparent=call.traceparent,
+            trace=call.trace,
             digest=call.digest,
         )
         async with cancelled_on_disconnect(receive, generation):

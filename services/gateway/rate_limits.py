@@ -1,9 +1,11 @@
-"""What a gateway knows of tenants' limits, as OpenAI's headers `x-ratelimit-*`."""
+"""State of tenants' limits at a gateway, as OpenAI's headers `x-ratelimit-*`."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from math import ceil
+
+from cachetools import FIFOCache
 
 from shared.broker import topology
 from shared.broker.listening import listening
@@ -20,6 +22,8 @@ from shared.runtime.clock import Clock
 
 MEMORY_S: Seconds = 60.0
 """Time after which a limit that no grouper asks about is unused again."""
+MAX_LIMITS = 20_000
+"""Number of limits that are kept; those answered longest ago are dropped."""
 NAMES = {"requests": LimitKind.REQUESTS, "tokens": LimitKind.TOKENS}
 _decode: Decoder[TenantGrants] = Decoder(TenantGrants)
 
@@ -29,12 +33,12 @@ class RateLimits:
     """The allocator's last answers to groupers, which are a quarter of a second apart."""
 
     clock: Clock
-    _known: dict[tuple[TenantId, LimitKind], tuple[UnixTime, MeterGrant]] = field(
-        default_factory=dict
+    _known: FIFOCache[tuple[TenantId, LimitKind], tuple[UnixTime, MeterGrant]] = field(
+        default_factory=lambda: FIFOCache(MAX_LIMITS)
     )
 
     def on_grants(self, grants: TenantGrants) -> None:
-        """Take note of an answer to any grouper."""
+        """Record an answer to any grouper."""
         now = self.clock.now()
         for tenant, kinds in grants.meters.items():
             for kind in NAMES.values():
@@ -82,7 +86,7 @@ def duration(seconds: Seconds) -> str:
 
 @asynccontextmanager
 async def limits_followed(broker: Broker, limits: RateLimits) -> AsyncIterator[None]:
-    """Context in which *limits* hears the allocator's answers."""
+    """Context in which *limits* gets the allocator's answers."""
     queue = topology.temporary_queue("gateway-limits")
     bindings = [(topology.TELEMETRY, topology.TENANT_GRANTS_KEY)]
     async with listening(broker, queue, _decode, bindings, limits.on_grants):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage
 from shared.broker.retry import send_best_effort
-from shared.contracts.base import ModelName, encode, tag_of
+from shared.contracts.base import ModelName
 from shared.contracts.control import GatewayModels
 from shared.contracts.telemetry import RegistryState
 from shared.tenants.policies import PolicySource
@@ -48,5 +48,5 @@ class Reporter:
             registry=self._registry(),
             tenants=policies if policies is not None and policies.digest else None,
         )
-        out = OutMessage(body=encode(message), kind=tag_of(GatewayModels), persistent=False)
+        out = OutMessage.transient(message)
         await send_best_effort(self._broker, topology.CONTROL, topology.CONTROL_GATEWAYS, out)

@@ -10,15 +10,14 @@ import msgspec
 import structlog
 from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
 
+from services.gateway.admission import Admission, admission
 from services.gateway.channel import Channel
-from services.gateway.door import authorization, peer_of
 from services.gateway.errors import error_info
-from services.gateway.exchange import MESH_REQUEST_ID
-from services.gateway.headers import REQUEST_ID, parse_hints
+from services.gateway.headers import REQUEST_ID, headers_in, id_headers
 from services.gateway.outcomes import Outcome, outcome_of
 from services.gateway.state import Gateway
 from shared.contracts.base import TenantId
-from shared.contracts.errors import MeshError, TransientError
+from shared.contracts.errors import MeshError
 from shared.contracts.tenants.keys import Scope
 
 log = structlog.get_logger()
@@ -28,13 +27,23 @@ log = structlog.get_logger()
 class ResourceCall:
     """One request about stored objects."""
 
-    tenant: TenantId
+    admission: Admission
+    scope: Mapping[str, Any]
+    """ASGI scope."""
     headers: Mapping[str, str]
     query: Mapping[str, str]
     object_id: str
     """Second part of the path below the root; empty for the collection."""
     receive: Any
     channel: Channel
+
+    @property
+    def tenant(self) -> TenantId:
+        return self.admission.tenant
+
+    async def body(self, *, limit: int | None = None) -> bytes:
+        """As `Admission.body`."""
+        return await self.admission.body(self.receive, limit=limit)
 
     async def answer(self, body: msgspec.Struct, *, status: int = 200) -> Outcome:
         """Send a JSON object."""
@@ -95,14 +104,9 @@ class WithResources:
         if resource is None:
             await self._front(scope, receive, send)
             return
-        headers = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
-        }
+        headers = headers_in(scope)
         request_id = f"req-{uuid4().hex}"
-        own = {MESH_REQUEST_ID: request_id}
-        if client_id := headers.get(REQUEST_ID):
-            own[REQUEST_ID] = client_id
-        channel = Channel(send, own)
+        channel = Channel(send, id_headers(request_id, headers.get(REQUEST_ID)))
         logged = log.bind(request_id=request_id, endpoint=resource.name)
         outcome = Outcome.CANCELLED
         try:
@@ -142,19 +146,13 @@ class WithResources:
         headers: Mapping[str, str],
         channel: Channel,
     ) -> Outcome:
-        gateway = self._gateway
-        if gateway.stop.is_set():
-            raise TransientError("this gateway is shutting down")
-        tenant = gateway.tenants.authenticate(
-            authorization(headers), headers=headers, peer=peer_of(scope), scope=resource.scope
-        )
-        tenant = gateway.tenants.effective(tenant, parse_hints(headers))
-        object_id, handler = _route(resource, scope["path"], scope["method"])
-        query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
-        with gateway.tenants.slot(tenant):
+        with admission(self._gateway, scope, needs=resource.scope) as admitted:
+            object_id, handler = _route(resource, scope["path"], scope["method"])
+            query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
             return await handler(
                 ResourceCall(
-                    tenant=tenant,
+                    admission=admitted,
+                    scope=scope,
                     headers=headers,
                     query=query,
                     object_id=object_id,

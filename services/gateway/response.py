@@ -8,12 +8,11 @@ from typing import Any
 from services.gateway.call import Call
 from services.gateway.channel import ERROR_STATUSES
 from services.gateway.errors import anthropic_error_body, error_body, error_headers
+from services.gateway.headers import id_headers
 from services.gateway.outcomes import Outcome, outcome_of
 from services.gateway.replies import sse, sse_error, with_headway
 from shared.contracts.requests import ErrorInfo
 
-MESH_REQUEST_ID = b"x-headway-request-id"
-CLIENT_REQUEST_ID = b"x-request-id"
 EVENT_STREAM = b"text/event-stream"
 JSON = b"application/json"
 _LAST = (b'"finish_reason":"', b'"stop_reason":"', b'"status":"completed"')
@@ -55,9 +54,8 @@ class Response:
         self.call: Call | None = None
         self._send = send
         self._errors = errors
-        self._headers = [(MESH_REQUEST_ID, call_id.encode())]
-        if client_id:
-            self._headers.append((CLIENT_REQUEST_ID, client_id.encode("latin-1", "replace")))
+        self._headers: list[tuple[bytes, bytes]] = []
+        self.add_headers(id_headers(call_id, client_id))
         self._start: dict[str, Any] | None = None
         """Event with the status line, until it is sent."""
         self._status: int | None = None

@@ -7,13 +7,14 @@ from litestar.datastructures import State
 from litestar.params import FromPath
 from litestar.types import ASGIApp, Receive, Scope, Send
 
+from services.gateway.admission import authorization, peer_of
 from services.gateway.channel import JSON
-from services.gateway.door import authorization, peer_of
 from services.gateway.errors import INTERNAL_ERROR, error_body, error_headers, error_info
 from services.gateway.exchange import Exchange
 from services.gateway.models import ModelList, ModelObject, model_list, model_object
 from services.gateway.shapes import CHAT, COMPLETIONS, Endpoint
 from services.gateway.state import Gateway
+from services.gateway.stories import STORIES, stories, story
 from services.gateway.usage import usage
 from shared.runtime.health import HEALTH, METRICS, READY, Health, health_app
 
@@ -24,6 +25,17 @@ AnyRequest = Request[object, object, State]
 
 TEXT_ENDPOINTS = (CHAT.path, COMPLETIONS.path)
 """Endpoints of this application that generate answers."""
+OWN_PATHS = (
+    "/v1/models",
+    "/v1/usage",
+    STORIES,
+    HEALTH,
+    READY,
+    METRICS,
+    "/console",
+    "/openapi.json",
+)
+"""Other paths of a gateway, beside those of resources."""
 
 
 def build_app(gateway: Gateway, health: Health) -> Litestar:
@@ -54,13 +66,29 @@ def build_app(gateway: Gateway, health: Health) -> Litestar:
         found = await usage(gateway, headers, peer, dict(request.query_params))
         return Response(found, media_type=JSON)
 
+    @get(STORIES)
+    async def recent_stories(request: AnyRequest) -> Response[bytes]:
+        headers, peer = dict(request.headers.items()), peer_of(request.scope)
+        found = await stories(gateway, headers, peer, dict(request.query_params))
+        return Response(found, media_type=JSON)
+
+    @get(f"{STORIES}/{{request_id:path}}")
+    async def one_story(request: AnyRequest, request_id: FromPath[str]) -> Response[bytes]:
+        # The parameter has the type `path`, since ids may contain slashes.
+        headers, peer = dict(request.headers.items()), peer_of(request.scope)
+        name = str(request_id).removeprefix("/")
+        found = await story(gateway, headers, peer, dict(request.query_params), name)
+        return Response(found, media_type=JSON)
+
     own_health = asgi([HEALTH, READY, METRICS], copy_scope=True)(health_app(health))
     return Litestar(
-        route_handlers=[chat, completions, models, model, tenant_usage, own_health],
+        route_handlers=[
+            *(chat, completions, models, model, tenant_usage, recent_stories, one_story),
+            own_health,
+        ],
         openapi_config=None,
         # Otherwise Litestar would configure the process's root logger.
         logging_config=None,
-        request_max_body_size=gateway.settings.limits.max_body_bytes,
         exception_handlers={Exception: _on_error},
     )
 
@@ -76,7 +104,7 @@ def _exchange(gateway: Gateway, endpoint: Endpoint, request: AnyRequest) -> ASGI
     """ASGI application for one HTTP request; a single coroutine reads, waits and answers."""
 
     async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
-        await Exchange(gateway, endpoint, request).run(send)
+        await Exchange(gateway, endpoint, request.scope, request.receive).run(send)
 
     return app
 

@@ -5,14 +5,19 @@ import contextlib
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
 
+from services.gateway.added import added_resources
 from services.gateway.batches.application import BatchesResource
 from services.gateway.batches.forms import CallForms, TextForms
 from services.gateway.batches.publishing import BatchPorts
 from services.gateway.batches.runner import BatchRunner
+from services.gateway.body import BodyMemory
+from services.gateway.console.application import WithConsole
+from services.gateway.console.watching import MeshWatch
 from services.gateway.fallbacks import Fallbacks, forecasts_heard
 from services.gateway.files.application import FilesResource
 from services.gateway.files.retention import Retention
@@ -24,18 +29,20 @@ from services.gateway.opening import Opening
 from services.gateway.rate_limits import RateLimits, limits_followed
 from services.gateway.reporting import Reporter
 from services.gateway.requests.application import RequestsResource
-from services.gateway.resources import WithResources
+from services.gateway.resources import Resource, WithResources
 from services.gateway.responses.application import ResponsesResource, StoredResponses
 from services.gateway.responses.opening import opened_responses
+from services.gateway.responses.service import Responses
 from services.gateway.settings import Settings
 from services.gateway.state import Gateway
 from services.gateway.tenants import Tenants, networks_of
+from services.gateway.tracing import Traced
 from services.gateway.webhooks.deliveries import PERIOD_S as WEBHOOKS_PERIOD_S
 from services.gateway.webhooks.deliveries import Deliveries
 from services.gateway.webhooks.sender import Sender
 from services.gateway.webhooks.settings import check_webhooks
 from services.gateway.workers import serve_workers
-from shared.broker.connect import broker_user
+from shared.broker.amqp.connection import broker_user
 from shared.broker.declaring import declare_topology
 from shared.broker.protocol import Broker
 from shared.contracts.base import ModelName
@@ -43,6 +50,7 @@ from shared.contracts.control import GATEWAY_PERIOD_S
 from shared.contracts.errors import SettingsError, StoreUnavailableError
 from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry
+from shared.models.tokenizer import Tokenizer
 from shared.models.watch import PERIOD_S as WATCH_PERIOD_S
 from shared.models.watch import RegistrySteps, RegistryWatch
 from shared.producer.producer import Producer
@@ -52,7 +60,13 @@ from shared.runtime.health import Health, serve_http
 from shared.runtime.tasks import every, poll_until
 from shared.store.store import Store, opened_store, state_of
 from shared.tenants.keys import KeyWatch, check_keys, open_keys
-from shared.tenants.policies import check_policies, follow_policies, open_policies
+from shared.tenants.policies import (
+    Policies,
+    WatchedPolicies,
+    check_policies,
+    follow_policies,
+    open_policies,
+)
 
 log = structlog.get_logger()
 
@@ -62,12 +76,16 @@ DRAIN_PERIOD_S = 0.1
 
 def check(settings: Settings) -> None:
     """
-    Check the settings about tenants and webhooks, and the files that they name.
+    Check the settings about bodies, tenants and webhooks, and the files that they name.
 
     Raises:
-        SettingsError: A file cannot be read or is invalid, or a proxy's address or a webhook is; or
-            there is an identity header without trusted proxies.
+        SettingsError: A file cannot be read or is invalid, or a proxy's address or a webhook is;
+            there is an identity header without trusted proxies; or one body may take too much of
+            the memory for bodies.
     """
+    # A tenant may take half of it, and a response that is stored has its body twice.
+    if settings.max_open_body_bytes < 4 * settings.limits.max_body_bytes:
+        raise SettingsError("max_open_body_bytes must be at least 4 times limits.max_body_bytes")
     check_policies(settings.tenants)
     check_keys(settings.keys_file)
     networks_of(settings.trusted_proxies)
@@ -94,112 +112,191 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
         return
     registry = ModelRegistry.load(Path(settings.registry))
     tokenizers = await asyncio.to_thread(load_tokenizers, registry)
+    async with (
+        opened_store(settings.store) as store,
+        ports.open_broker("gateway") as broker,
+    ):
+        await declare_topology(broker)
+        access = await _opened_access(settings, store)
+        async with _producer(ports, broker) as producer:
+            gateway = _gateway(
+                ports,
+                stop,
+                registry=registry,
+                tokenizers=tokenizers,
+                access=access,
+                store=store,
+                broker=broker,
+                producer=producer,
+            )
+            await _serve(ports, gateway, broker, access)
+    log.info("service.stopped")
+
+
+def _producer(ports: Ports[Settings], broker: Broker) -> Producer:
+    settings = ports.settings
+    return Producer(
+        broker,
+        name="gateway",
+        clock=ports.clock,
+        user_id=broker_user(settings.amqp_url),
+        give_up_after_s=settings.publish_timeout_s,
+        silence_s=settings.reply_silence_s,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Policies of tenants, and keys; both can change."""
+
+    policies: WatchedPolicies | Policies
+    keys: KeyWatch | None
+
+    async def follow(self, stop: asyncio.Event) -> None:
+        """Follow changes until *stop*."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(follow_policies(self.policies, stop), name="follow-tenants")
+            if self.keys is not None:
+                group.create_task(
+                    every(WATCH_PERIOD_S, self.keys.apply, stop=stop), name="follow-keys"
+                )
+
+
+async def _opened_access(settings: Settings, store: Store | None) -> Access:
+    """
+    Policies and keys, from their files or the store.
+
+    Raises:
+        SettingsError: The policies or the keys are invalid.
+    """
+    kept_s = settings.store.documents_kept_s
+    return Access(
+        policies=await open_policies(settings.tenants, store, kept_s=kept_s),
+        keys=await open_keys(settings.keys_file, store, kept_s=kept_s),
+    )
+
+
+def _gateway(
+    ports: Ports[Settings],
+    stop: asyncio.Event,
+    *,
+    registry: ModelRegistry,
+    tokenizers: dict[ModelName, Tokenizer],
+    access: Access,
+    store: Store | None,
+    broker: Broker,
+    producer: Producer,
+) -> Gateway:
+    """The state that all requests share."""
+    settings = ports.settings
     fallbacks = Fallbacks(
         registry=registry,
         layout=settings.layout,
         clock=ports.clock,
         answer_tokens=settings.limits.default_max_tokens,
     )
-    async with (
-        opened_store(settings.store) as store,
-        ports.open_broker("gateway") as broker,
-    ):
-        await declare_topology(broker)
-        kept_s = settings.store.documents_kept_s
-        policies = await open_policies(settings.tenants, store, kept_s=kept_s)
-        keys = await open_keys(settings.keys_file, store, kept_s=kept_s)
-        async with Producer(
-            broker,
-            name="gateway",
+    return Gateway(
+        settings=settings,
+        registry=registry,
+        intake=Intake(
+            settings=settings,
+            registry=registry,
+            tokenizers=tokenizers,
+            fallbacks=fallbacks,
+            new_seed=lambda: secrets.randbits(31),
+            policies=access.policies,
+        ),
+        fallbacks=fallbacks,
+        tenants=Tenants(
+            api_keys=settings.api_keys,
+            default_tenant=settings.default_tenant,
+            trust_fairness_header=settings.trust_fairness_header,
+            max_outstanding=settings.max_outstanding_per_tenant,
+            keys=access.keys,
+            policies=access.policies,
+            identity_header=settings.identity_header and settings.identity_header.lower(),
+            trusted_proxies=networks_of(settings.trusted_proxies),
             clock=ports.clock,
-            user_id=broker_user(settings.amqp_url),
-            give_up_after_s=settings.publish_timeout_s,
-            silence_s=settings.reply_silence_s,
-        ) as producer:
-            gateway = Gateway(
-                settings=settings,
-                registry=registry,
-                intake=Intake(
-                    settings=settings,
-                    registry=registry,
-                    tokenizers=tokenizers,
-                    fallbacks=fallbacks,
-                    new_seed=lambda: secrets.randbits(31),
-                    policies=policies,
-                ),
-                fallbacks=fallbacks,
-                tenants=Tenants(
-                    api_keys=settings.api_keys,
-                    default_tenant=settings.default_tenant,
-                    trust_fairness_header=settings.trust_fairness_header,
-                    max_outstanding=settings.max_outstanding_per_tenant,
-                    keys=keys,
-                    policies=policies,
-                    identity_header=settings.identity_header and settings.identity_header.lower(),
-                    trusted_proxies=networks_of(settings.trusted_proxies),
-                    clock=ports.clock,
-                ),
-                producer=producer,
-                metrics=GatewayMetrics(ports.health.metrics),
-                clock=ports.clock,
-                store=store,
-                stop=stop,
-                limits=RateLimits(ports.clock),
+        ),
+        bodies=BodyMemory(settings.max_open_body_bytes),
+        producer=producer,
+        metrics=GatewayMetrics(ports.health.metrics),
+        clock=ports.clock,
+        store=store,
+        stop=stop,
+        limits=RateLimits(ports.clock),
+        broker=broker,
+    )
+
+
+async def _serve(ports: Ports[Settings], gateway: Gateway, broker: Broker, access: Access) -> None:
+    """Open the port, then the front and all routes; serve until the gateway is drained."""
+    settings, stop = ports.settings, gateway.stop
+    instances = Instances(registry=gateway.registry, clock=ports.clock)
+    watching = MeshWatch(broker, ports.clock)
+    opening = Opening(ports.health)
+    async with (
+        followed(broker, instances),
+        forecasts_heard(broker, gateway.fallbacks),
+        limits_followed(broker, gateway.limits),
+        serve_http(opening, host=settings.host, port=settings.port, shared=settings.share_port),
+        open_front(gateway, ports.health) as front,
+        opened_responses(gateway, front.application) as responses,
+    ):
+        application = _with_objects(gateway, front, responses)
+        if ports.tracer is not None:
+            application = Traced(application, ports.tracer)
+        if settings.console:
+            application = WithConsole(
+                watch=watching,
                 broker=broker,
+                tenants=gateway.tenants,
+                stop=stop,
+                front=application,
             )
-            instances = Instances(registry=registry, clock=ports.clock)
-            async with (
-                followed(broker, instances),
-                forecasts_heard(broker, fallbacks),
-                limits_followed(broker, gateway.limits),
-                serve_http(
-                    opening := Opening(ports.health),
-                    host=settings.host,
-                    port=settings.port,
-                    shared=settings.share_port,
-                ),
-                open_front(gateway, ports.health) as front,
-                opened_responses(gateway, front.application) as responses,
-            ):
-                resources = (
-                    FilesResource(gateway),
-                    RequestsResource(gateway),
-                    BatchesResource(gateway),
-                    ResponsesResource(gateway, responses),
-                )
-                storing = StoredResponses(gateway, responses, front.application)
-                opening.application = WithResources(gateway, resources, storing)
-                log.info("service.started", host=settings.host, port=settings.port)
-                ports.health.started()
-                steps = FrontSteps(front.steps, instances)
-                watch = RegistryWatch(Path(settings.registry), registry, steps)
-                registry.is_expected = lambda name: watch.sees(name) or instances.serve(name)
-                ports.health.details = lambda: {
-                    "models": instances.by_model(),
-                    "registry": msgspec.to_builtins(watch.state),
-                    "store": state_of(store),
-                    "tenants": msgspec.to_builtins(policies.state),
-                    "keys": {"refused": "" if keys is None else keys.refused},
-                }
-                report = Reporter(broker, front.digests, lambda: watch.state, policies).report
-                reporting = asyncio.create_task(
-                    every(GATEWAY_PERIOD_S, report, stop=stop), name="report-models"
-                )
-                following = asyncio.gather(
-                    watch.follow(stop), follow_policies(policies, stop), _follow_keys(keys, stop)
-                )
-                keeping = asyncio.create_task(
-                    _keep(store, settings, ports.clock, stop), name="keep-store"
-                )
-                batching = asyncio.create_task(_run_batches(gateway, front), name="run-batches")
-                await _until_drained(gateway, broker, ports.health)
-                await asyncio.gather(following, reporting, keeping, batching)
-    log.info("service.stopped")
+        opening.application = application
+        watch = _registry_watch(gateway, front, instances)
+        ports.health.details = lambda: {
+            "models": instances.by_model(),
+            "registry": msgspec.to_builtins(watch.state),
+            "store": state_of(gateway.store),
+            "tenants": msgspec.to_builtins(access.policies.state),
+            "keys": {"refused": "" if access.keys is None else access.keys.refused},
+        }
+        log.info("service.started", host=settings.host, port=settings.port)
+        ports.health.started()
+        reporter = Reporter(broker, front.digests, lambda: watch.state, access.policies)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(
+                every(GATEWAY_PERIOD_S, reporter.report, stop=stop), name="report-models"
+            )
+            group.create_task(watch.follow(stop), name="follow-registry")
+            group.create_task(access.follow(stop), name="follow-access")
+            group.create_task(watching.follow(stop), name="follow-mesh")
+            group.create_task(_keep(gateway.store, settings, ports.clock, stop), name="keep-store")
+            group.create_task(_run_batches(gateway, front), name="run-batches")
+            await _until_drained(gateway, broker, ports.health)
 
 
-async def _follow_keys(keys: KeyWatch | None, stop: asyncio.Event) -> None:
-    if keys is not None:
-        await every(WATCH_PERIOD_S, keys.apply, stop=stop)
+def _with_objects(gateway: Gateway, front: OpenFront, responses: Responses | None) -> Any:
+    """The application of the front with the routes of stored objects and of other packages."""
+    own: tuple[Resource, ...] = (
+        FilesResource(gateway),
+        RequestsResource(gateway),
+        BatchesResource(gateway),
+        ResponsesResource(gateway, responses),
+    )
+    storing = StoredResponses(gateway, responses, front.application)
+    return WithResources(gateway, (*own, *added_resources(gateway, own)), storing)
+
+
+def _registry_watch(gateway: Gateway, front: OpenFront, instances: Instances) -> RegistryWatch:
+    """Follows the registry's file; names that it or an instance has are expected soon."""
+    registry = gateway.registry
+    steps = FrontSteps(front.steps, instances)
+    watch = RegistryWatch(Path(gateway.settings.registry), registry, steps)
+    registry.is_expected = lambda name: watch.sees(name) or instances.serve(name)
+    return watch
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,11 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     API key -> tenant. Without keys here, `keys_file` and `identity_header` there is no
     authentication, and all requests belong to `default_tenant`.
     """
+    console: bool = True
+    """
+    True: /console shows the mesh to browsers on this machine, and to keys with the scope
+    `operator`.
+    """
     keys_file: str | None = None
     """
     File of API keys that `headway keys` writes, or `store:`; changes take effect within a second.
@@ -68,6 +73,12 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """
     Maximum number of open requests of one tenant at this gateway; further requests are refused with
     status 429.
+    """
+    max_open_body_bytes: Annotated[int, Meta(ge=1)] = 512 * 1024 * 1024
+    """
+    Bytes that the bodies of open requests may take at this gateway; at least four times
+    `limits.max_body_bytes`. A tenant may take as many as are left, alone half of them; further
+    requests are refused with status 503.
     """
     max_rendering: Annotated[int, Meta(ge=1)] = 32
     """Maximum number of requests that the front `vllm` checks and tokenizes at once."""

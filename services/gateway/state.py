@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
+from services.gateway.body import BodyMemory
 from services.gateway.fallbacks import Fallbacks
 from services.gateway.intake import Intake
 from services.gateway.metrics import GatewayMetrics
@@ -26,6 +27,7 @@ class Gateway:
     intake: Intake
     fallbacks: Fallbacks
     tenants: Tenants
+    bodies: BodyMemory
     producer: Producer
     metrics: GatewayMetrics
     clock: Clock

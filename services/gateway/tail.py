@@ -1,9 +1,9 @@
 """`headway-gateway tail`: prints requests of the whole mesh as they complete."""
 
-import argparse
 import asyncio
 from datetime import UTC, datetime
 from itertools import count
+from typing import Annotated
 
 from services.gateway.settings import Settings
 from shared.broker import topology
@@ -14,19 +14,23 @@ from shared.contracts.base import Decoder
 from shared.contracts.telemetry import RequestObserved
 from shared.runtime.cli import print_data
 from shared.runtime.lifecycle import EXIT_OK, run_until_stopped
+from shared.runtime.options import LOADED, AsJson, whole
 
 _decode: Decoder[RequestObserved] = Decoder(RequestObserved)
 
 
-def add_tail_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `tail`."""
-    parser.add_argument(
-        "--limit", type=int, default=0, metavar="N", help="stop after N requests (0: never)"
-    )
+async def tail(
+    *,
+    settings: Annotated[Settings, LOADED],
+    limit: Annotated[int, whole(least=0)] = 0,
+    json: AsJson = False,
+) -> int:
+    """
+    Print each completed request of the mesh as one line.
 
-
-async def tail(settings: Settings, arguments: argparse.Namespace) -> int:
-    """Print each completed request of the mesh as one line, or as JSON with `--json`."""
+    Args:
+        limit: Stop after N requests; 0: never.
+    """
     observed: asyncio.Queue[RequestObserved] = asyncio.Queue()
 
     async def main(stop: asyncio.Event) -> None:
@@ -35,7 +39,7 @@ async def tail(settings: Settings, arguments: argparse.Namespace) -> int:
             queue = topology.temporary_queue("tail")
             bindings = [(topology.TELEMETRY, topology.OBSERVED_REQUEST_KEY)]
             async with listening(broker, queue, _decode, bindings, observed.put_nowait):
-                await print_until(stop, observed, arguments)
+                await print_until(stop, observed, limit=limit, as_json=json)
 
     await run_until_stopped(main)
     return EXIT_OK
@@ -55,20 +59,22 @@ def line(request: RequestObserved) -> str:
 
 
 async def print_until(
-    stop: asyncio.Event, observed: "asyncio.Queue[RequestObserved]", arguments: argparse.Namespace
+    stop: asyncio.Event,
+    observed: "asyncio.Queue[RequestObserved]",
+    *,
+    limit: int = 0,
+    as_json: bool = False,
 ) -> None:
-    """
-    Print the completed requests *observed* until *stop* is set or the limit of lines is reached.
-    """
+    """Print the completed requests *observed* until *stop* is set or *limit* lines are printed."""
 
     async def print_all() -> None:
         for printed in count(1):
             request = await observed.get()
-            if arguments.json:
+            if as_json:
                 print_data(request, as_json=True)
             else:
                 print(line(request), flush=True)  # noqa: T201 - a verb's output
-            if printed == arguments.limit:
+            if printed == limit:
                 stop.set()
                 return
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.door import authorization
+from services.gateway.admission import authorization
 from services.gateway.state import Gateway
 from shared.contracts.base import TenantId, UnixTime
 from shared.contracts.errors import ContractError, TransientError
@@ -36,22 +36,13 @@ async def usage(
         ContractError: The key or a parameter is not valid.
         TransientError: No process counts usage.
     """
-    caller = gateway.tenants.caller(authorization(headers), headers=headers, peer=peer)
+    tenant = named_tenant(gateway, headers, peer, query)
     now = gateway.clock.now()
-    tenant: TenantId | None = caller.tenant
-    named = query.get("tenant")
-    if named is not None and named != tenant:
-        if Scope.OPERATOR not in caller.scopes:
-            # As if the other tenant did not exist: the answer must not reveal its name.
-            raise ContractError(
-                f"tenant {named[:128]!r} does not exist", code="tenant_not_found", status=404
-            )
-        tenant = None if named == "*" else TenantId(named)
     by = tuple(filter(None, query.get("by", "hour").split(",")))
     if unknown := [each for each in by if each not in BY]:
         raise ContractError(f"by: {unknown[0]!r} is not one of {', '.join(BY)}", param="by")
-    since = _time(query, "since", now) or now - DEFAULT_SPAN_S
-    until = _time(query, "until", now)
+    since = time_of(query, "since", now) or now - DEFAULT_SPAN_S
+    until = time_of(query, "until", now)
     if gateway.broker is None:
         raise TransientError("usage is not available")
     found = await ask_usage(
@@ -68,6 +59,34 @@ async def usage(
     return msgspec.json.encode({"object": "list", "counts_since": found.counts_since, "data": data})
 
 
-def _time(query: Mapping[str, str], name: str, now: UnixTime) -> UnixTime | None:
+def named_tenant(
+    gateway: Gateway, headers: Mapping[str, str], peer: str | None, query: Mapping[str, str]
+) -> TenantId | None:
+    """
+    The tenant that a question is about: the caller's, or the one that the parameter `tenant` names;
+    None for `*`, which is all tenants.
+
+    Raises:
+        ContractError: The key is not valid, or has not the scope `operator` for other tenants.
+    """
+    caller = gateway.tenants.caller(authorization(headers), headers=headers, peer=peer)
+    named = query.get("tenant")
+    if named is None or named == caller.tenant:
+        return caller.tenant
+    if Scope.OPERATOR not in caller.scopes:
+        # As if the other tenant did not exist: the answer must not reveal its name.
+        raise ContractError(
+            f"tenant {named[:128]!r} does not exist", code="tenant_not_found", status=404
+        )
+    return None if named == "*" else TenantId(named)
+
+
+def time_of(query: Mapping[str, str], name: str, now: UnixTime) -> UnixTime | None:
+    """
+    The time that a parameter names; None without the parameter.
+
+    Raises:
+        ContractError: It is not a time.
+    """
     text = query.get(name)
     return None if text is None else parse_time(text, now, param=name)

@@ -98,8 +98,8 @@ def worker_settings(settings: Settings, index: int) -> Settings:
 
 async def _ended(process: asyncio.subprocess.Process, stop: asyncio.Event) -> int:
     """Wait for the end of *process*, which *stop* brings about; return its exit code."""
-    ended = asyncio.create_task(process.wait())
-    stopped = asyncio.create_task(stop.wait())
+    ended = asyncio.create_task(process.wait(), name="end of a worker")
+    stopped = asyncio.create_task(stop.wait(), name="stop of workers")
     try:
         await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
     finally:

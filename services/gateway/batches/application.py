@@ -11,7 +11,6 @@ from services.gateway.batches.objects import (
     parse_request,
     window_s,
 )
-from services.gateway.files.form import RequestBody
 from services.gateway.outcomes import Outcome
 from services.gateway.resources import ResourceCall, Routes
 from services.gateway.state import Gateway
@@ -52,8 +51,7 @@ class BatchesResource:
 
     async def _create(self, call: ResourceCall) -> Outcome:
         store = self._store()
-        reader = RequestBody(call.receive, idle_s=self._settings.body_timeout_s)
-        asked = parse_request(await reader.whole(MAX_BODY_BYTES))
+        asked = parse_request(await call.body(limit=MAX_BODY_BYTES))
         length_s = window_s(asked.completion_window)
         now = await store.database.time()
         file = await self._input(store, call.tenant, asked, ends_at=now + length_s)

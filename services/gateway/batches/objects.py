@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from services.gateway.batches.lines import ENDPOINTS
+from services.gateway.parameters import whole_number
 from shared.contracts.base import Seconds, UnixTime
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import RequestedSlo
@@ -234,10 +235,7 @@ def parse_page(query: Mapping[str, str]) -> BatchPage:
     after = query.get("after")
     if after is not None and not is_batch_id(after):
         raise ContractError("after must be the id of a batch", param="after")
-    text = query.get("limit", str(DEFAULT_LIMIT))
-    limit = int(text) if text.isascii() and text.isdigit() else 0
-    if not 1 <= limit <= MAX_LIMIT:
-        raise ContractError(f"limit must be a whole number from 1 to {MAX_LIMIT}", param="limit")
+    limit = whole_number("limit", query.get("limit", str(DEFAULT_LIMIT)), low=1, high=MAX_LIMIT)
     return BatchPage(limit=limit, after=after)
 
 

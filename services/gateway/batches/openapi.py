@@ -1,9 +1,5 @@
 """The Batch API in the gateway's OpenAPI document."""
 
-from typing import Any
-
-import msgspec
-
 from services.gateway.batches.objects import (
     DEFAULT_LIMIT,
     MAX_LIMIT,
@@ -11,50 +7,35 @@ from services.gateway.batches.objects import (
     BatchObject,
     BatchRequest,
 )
+from services.gateway.openapi import (
+    AFTER,
+    Document,
+    limit_of,
+    operation,
+    path_id,
+    query,
+    schemas_of,
+)
 
-Document = dict[str, Any]
-_PREFIX = "#/components/schemas/"
-_ID: Document = {
-    "name": "batch_id",
-    "in": "path",
-    "required": True,
-    "schema": {"type": "string"},
-}
-_PAGE: list[Document] = [
-    {
-        "name": "limit",
-        "in": "query",
-        "schema": {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
-    },
-    {"name": "after", "in": "query", "schema": {"type": "string"}},
-]
+_ID = path_id("batch_id")
 
 
 def batch_paths() -> tuple[Document, Document]:
     """Paths of the Batch API, and the schemas that they use by name."""
     shapes = (BatchRequest, BatchObject, BatchList)
-    references, schemas = msgspec.json.schema_components(shapes, ref_template=_PREFIX + "{name}")
-    asked, batch, page = references
+    (asked, batch, page), schemas = schemas_of(shapes)
+    parameters = query({"limit": limit_of(DEFAULT_LIMIT, MAX_LIMIT), "after": AFTER})
     body = {"required": True, "content": {"application/json": {"schema": asked}}}
     paths = {
         "/v1/batches": {
-            "get": _operation("List batches", page, parameters=_PAGE),
-            "post": _operation("Create a batch", batch, requestBody=body),
+            "get": operation("List batches", page, parameters=parameters),
+            "post": operation("Create a batch", batch, requestBody=body),
         },
         "/v1/batches/{batch_id}": {
-            "get": _operation("Retrieve a batch", batch, parameters=[_ID]),
+            "get": operation("Retrieve a batch", batch, parameters=[_ID]),
         },
         "/v1/batches/{batch_id}/cancel": {
-            "post": _operation("Cancel a batch", batch, parameters=[_ID]),
+            "post": operation("Cancel a batch", batch, parameters=[_ID]),
         },
     }
     return paths, schemas
-
-
-def _operation(summary: str, answer: Document, **fields: Any) -> Document:
-    content = {"application/json": {"schema": answer}}
-    return {
-        "summary": summary,
-        **fields,
-        "responses": {"200": {"description": "The answer", "content": content}},
-    }

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -26,6 +26,7 @@ from shared.store.objects.batches import StoredBatch
 from shared.store.requests.records import Asked, Ended
 from shared.store.settings import StoreSettings
 from shared.store.store import Store
+from solver.storage.expected_end import ResultPace
 from solver.storage.pace import due_at
 
 log = structlog.get_logger()
@@ -61,6 +62,7 @@ class BatchPorts:
     webhooks: WebhookSettings
     max_body_bytes: int
     clock: Clock
+    result_pace: ResultPace = field(default_factory=ResultPace)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,13 @@ RETRIED = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 """Statuses of refusals for load: a line that was refused with them is published again later."""
 
 
+_LINE_BREAKS = ("\x85", "\u2028", "\u2029")
+"""
+Characters that end a line in Python's `str.splitlines`; JSON strings may have them as they are.
+They are escaped, so that clients that split the text of a file by lines get whole lines.
+"""
+
+
 class Unfinished(Enum):
     """Why a line has no response; the value is the code of its error."""
 
@@ -111,4 +118,7 @@ def _id(request_id: RequestId) -> str:
 
 
 def _line(line: ResultLine) -> bytes:
-    return msgspec.json.encode(line) + b"\n"
+    encoded = msgspec.json.encode(line)
+    for character in _LINE_BREAKS:
+        encoded = encoded.replace(character.encode(), f"\\u{ord(character):04x}".encode())
+    return encoded + b"\n"

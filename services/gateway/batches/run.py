@@ -154,6 +154,7 @@ class BatchRun:
             num_lines=len(self._table),
             num_ended=self._num_ended,
             now=self._ports.clock.now(),
+            results_s=self._ports.result_pace.expected_s(len(self._table)),
         )
 
     async def _restore(self) -> None:
@@ -276,7 +277,7 @@ class BatchRun:
         return len(self._table) - self._table.num_left
 
     async def _count(self, now: UnixTime) -> None:
-        """Update the counts in the store, and hear of a cancellation."""
+        """Update the counts in the store, and read whether the batch was cancelled."""
         expected = self._expected
         if expected is not None:
             expected.observe(self._num_ended, now)
@@ -351,7 +352,8 @@ class BatchRun:
 
     async def _finish(self, status: BatchStatus) -> None:
         """Write the results and end the batch."""
-        batch, store = self._batch, self._store
+        batch, store, clock = self._batch, self._store, self._ports.clock
+        begun_at = clock.now()
         await store.batches.finalize(self._lease, batch.id)
         files = ResultFiles(
             store,
@@ -371,6 +373,9 @@ class BatchRun:
             notice=self._notice(status),
         )
         await store.batches.end(self._lease, batch.id, end)
+        self._ports.result_pace.observe(
+            num_lines=len(self._table), elapsed_s=clock.now() - begun_at
+        )
 
     async def _fail(self, error: InvalidInputError | MissingBodyError) -> None:
         """End a batch whose input cannot be read."""

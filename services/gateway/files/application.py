@@ -2,11 +2,11 @@
 
 import asyncio
 from contextlib import aclosing
-from typing import Any
 from urllib.parse import quote
 
 import structlog
 
+from services.gateway.disconnect import disconnected
 from services.gateway.files.objects import (
     FileDeleted,
     file_list,
@@ -73,7 +73,7 @@ class FilesResource:
             "x-content-type-options": "nosniff",
         }
         num_sent = 0
-        left = asyncio.create_task(_disconnected(call.receive), name=f"reader of {file.id}")
+        left = asyncio.create_task(disconnected(call.receive), name=f"reader of {file.id}")
         try:
             async with aclosing(self._files.content(file)) as blocks:
                 async for block in blocks:
@@ -85,15 +85,10 @@ class FilesResource:
                     await call.channel.part(block)
         finally:
             left.cancel()
+            await asyncio.wait({left})
         if num_sent != file.num_bytes:
             raise ContentBrokenError(f"{file.body} has {num_sent} of {file.num_bytes} bytes")
         if not call.channel.started:
             await call.channel.begin(headers=headers)
         await call.channel.end()
         return Outcome.COMPLETED
-
-
-async def _disconnected(receive: Any) -> None:
-    """Wait until the client disconnects."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -1,19 +1,27 @@
 """A form with a file, read as it arrives: no part of the file is kept."""
 
-import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any
 
-from multipart import MultipartError, MultipartSegment, PushMultipartParser, parse_options_header
+from multipart import (
+    MultipartError,
+    MultipartSegment,
+    ParserLimitReached,
+    PushMultipartParser,
+    parse_options_header,
+)
 
-from shared.contracts.base import Seconds
+from services.gateway.body import RequestBody
 from shared.contracts.errors import ContractError
 
 FILE_FIELD = "file"
-MAX_FIELDS = 16
+MAX_FORM_BYTES = 64 * 1024
+"""Bytes of a form beside those of its file, with all headers and boundaries."""
+MAX_PARTS = 16
 MAX_FIELD_BYTES = 4096
-DISCARD_BYTES, DISCARD_S = 64 * 2**20, 10.0
+MAX_HEADERS = 8
+"""Number of headers of one part."""
+MAX_HEADER_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,79 +40,6 @@ class FileBegin:
 
 
 FormEvent = Field | FileBegin | bytes
-
-
-class RequestBody:
-    """
-    The body of an HTTP request as it arrives.
-
-    Args:
-        receive: The `receive` of ASGI.
-        idle_s: Longest time between two parts.
-    """
-
-    def __init__(self, receive: Any, *, idle_s: Seconds) -> None:
-        self._receive = receive
-        self._idle_s = idle_s
-        self._ended = False
-
-    async def read(self) -> bytes | None:
-        """
-        The next part of the body, which may be empty; None at the end.
-
-        Raises:
-            ContractError: The client sends nothing for too long, or disconnects.
-        """
-        if self._ended:
-            return None
-        try:
-            async with asyncio.timeout(self._idle_s):
-                event = await self._receive()
-        except TimeoutError:
-            raise ContractError(
-                f"the body did not arrive in time: nothing was sent for {self._idle_s:g} s",
-                code="body_timeout",
-                status=408,
-            ) from None
-        if event["type"] == "http.disconnect":
-            self._ended = True
-            raise ContractError("the client disconnected", code="cancelled", status=499)
-        self._ended = not event.get("more_body", False)
-        return bytes(event.get("body", b""))
-
-    async def whole(self, limit: int) -> bytes:
-        """
-        The whole body, of at most *limit* bytes.
-
-        Raises:
-            ContractError: It is larger, or as for `read`.
-        """
-        parts, size = [], 0
-        while (part := await self.read()) is not None:
-            parts.append(part)
-            size += len(part)
-            if size > limit:
-                raise ContractError(
-                    f"the body is too large: the limit is {limit} bytes",
-                    code="body_too_large",
-                    status=413,
-                )
-        return b"".join(parts)
-
-    async def discard(self) -> None:
-        """
-        Read what the client still sends, within limits.
-
-        A client that is refused in the middle of its body may otherwise lose the answer, since the
-        connection is reset when it sends more.
-        """
-        size = 0
-        try:
-            async with asyncio.timeout(DISCARD_S):
-                while size <= DISCARD_BYTES and (part := await self.read()) is not None:
-                    size += len(part)
-        except (TimeoutError, ContractError):
-            return
 
 
 def form_boundary(content_type: str | None) -> str:
@@ -132,13 +67,21 @@ async def form_events(body: RequestBody, boundary: str) -> AsyncGenerator[FormEv
         ContractError: The form is malformed or too large, or has no or several files.
     """
     form = _Form()
+    limits = {"max_header_count": MAX_HEADERS, "max_header_size": MAX_HEADER_BYTES}
     try:
-        with PushMultipartParser(boundary, max_segment_count=MAX_FIELDS) as parser:
+        with PushMultipartParser(boundary, **limits) as parser:
             while (part := await body.read()) is not None:
+                form.num_bytes += len(part)
                 # What follows the end of the form is ignored.
                 for event in () if parser.closed or not part else parser.parse(part):
                     if (found := form.read(event)) is not None:
                         yield found
+                form.check_size()
+    except ParserLimitReached as error:
+        raise ContractError(
+            f"a part of the form has more than {MAX_HEADERS} headers, or a header of more than "
+            f"{MAX_HEADER_BYTES} bytes"
+        ) from error
     except MultipartError as error:
         raise ContractError(f"the form is malformed: {error}") from error
     if not form.num_files:
@@ -149,7 +92,10 @@ class _Form:
     """Reads the parser's events: the begin of a part, its bytes, and None at its end."""
 
     def __init__(self) -> None:
+        self.num_bytes = 0
+        """Bytes that have arrived, without those of the file."""
         self.num_files = 0
+        self._num_parts = 0
         self._name = ""
         self._value = bytearray()
 
@@ -160,6 +106,7 @@ class _Form:
         if event is None:
             return None if self._name == FILE_FIELD else Field(self._name, self._text())
         if self._name == FILE_FIELD:
+            self.num_bytes -= len(event)
             return bytes(event)
         self._value += event
         if len(self._value) > MAX_FIELD_BYTES:
@@ -168,7 +115,24 @@ class _Form:
             )
         return None
 
+    def check_size(self) -> None:
+        """
+        Check the size of the form without its file.
+
+        Raises:
+            ContractError: It is too large (status 413).
+        """
+        if self.num_bytes > MAX_FORM_BYTES:
+            raise ContractError(
+                f"the form is too large: the limit is {MAX_FORM_BYTES} bytes beside the file",
+                code="body_too_large",
+                status=413,
+            )
+
     def _begin(self, segment: MultipartSegment) -> FileBegin | None:
+        self._num_parts += 1
+        if self._num_parts > MAX_PARTS:
+            raise ContractError(f"the form has more than {MAX_PARTS} parts")
         self._name, self._value = segment.name or "", bytearray()
         if self._name != FILE_FIELD:
             return None

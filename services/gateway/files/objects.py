@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from services.gateway.parameters import whole_number
 from shared.contracts.errors import ContractError
 from shared.store.files import LOST, Order, StoredFile
 from shared.store.ids import is_file_id
@@ -107,7 +108,7 @@ def parse_page(query: Mapping[str, str]) -> Page:
     purpose = query.get("purpose")
     if purpose is not None and not purpose.isprintable():
         raise ContractError("purpose must be printable text", param="purpose")
-    limit = _whole("limit", query.get("limit", str(MAX_LIMIT)), low=1, high=MAX_LIMIT)
+    limit = whole_number("limit", query.get("limit", str(MAX_LIMIT)), low=1, high=MAX_LIMIT)
     return Page(limit=limit, order=order, after=after, purpose=purpose)
 
 
@@ -130,16 +131,5 @@ def parse_fields(fields: Mapping[str, str]) -> UploadFields:
             "expires_after[anchor] must be created_at", param="expires_after[anchor]"
         )
     name = "expires_after[seconds]"
-    life_s = _whole(name, seconds or "", low=MIN_EXPIRES_S, high=MAX_EXPIRES_S)
+    life_s = whole_number(name, seconds or "", low=MIN_EXPIRES_S, high=MAX_EXPIRES_S)
     return UploadFields(purpose=purpose, expires_after_s=float(life_s))
-
-
-def _whole(name: str, text: str, *, low: int, high: int) -> int:
-    """Parse a whole number from *low* to *high*."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = low - 1
-    if not low <= value <= high:
-        raise ContractError(f"{name} must be a whole number from {low} to {high}", param=name)
-    return value

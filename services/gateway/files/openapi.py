@@ -1,9 +1,5 @@
 """The Files API in the gateway's OpenAPI document."""
 
-from typing import Any
-
-import msgspec
-
 from services.gateway.files.objects import (
     MAX_EXPIRES_S,
     MAX_LIMIT,
@@ -13,9 +9,17 @@ from services.gateway.files.objects import (
     FileList,
     FileObject,
 )
+from services.gateway.openapi import (
+    AFTER,
+    ORDER,
+    Document,
+    limit_of,
+    operation,
+    path_id,
+    query,
+    schemas_of,
+)
 
-Document = dict[str, Any]
-_PREFIX = "#/components/schemas/"
 _FORM: Document = {
     "type": "object",
     "required": ["file", "purpose"],
@@ -30,29 +34,25 @@ _FORM: Document = {
         },
     },
 }
-_ID: Document = {
-    "name": "file_id",
-    "in": "path",
-    "required": True,
-    "schema": {"type": "string"},
-}
+_ID = path_id("file_id")
 
 
 def file_paths() -> tuple[Document, Document]:
     """Paths of the Files API, and the schemas that they use by name."""
     shapes = (FileObject, FileList, FileDeleted)
-    references, schemas = msgspec.json.schema_components(shapes, ref_template=_PREFIX + "{name}")
-    file, page, deleted = references
+    (file, page, deleted), schemas = schemas_of(shapes)
     content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     form = {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}
+    limits = {"limit": limit_of(MAX_LIMIT, MAX_LIMIT), "order": ORDER, "after": AFTER}
+    parameters = query({**limits, "purpose": {"type": "string"}})
     paths = {
         "/v1/files": {
-            "get": _operation("List files", page, parameters=_list_parameters()),
-            "post": _operation("Upload a file", file, requestBody=form),
+            "get": operation("List files", page, parameters=parameters),
+            "post": operation("Upload a file", file, requestBody=form),
         },
         "/v1/files/{file_id}": {
-            "get": _operation("Retrieve a file", file, parameters=[_ID]),
-            "delete": _operation("Delete a file", deleted, parameters=[_ID]),
+            "get": operation("Retrieve a file", file, parameters=[_ID]),
+            "delete": operation("Delete a file", deleted, parameters=[_ID]),
         },
         "/v1/files/{file_id}/content": {
             "get": {
@@ -63,22 +63,3 @@ def file_paths() -> tuple[Document, Document]:
         },
     }
     return paths, schemas
-
-
-def _operation(summary: str, answer: Document, **fields: Any) -> Document:
-    content = {"application/json": {"schema": answer}}
-    return {
-        "summary": summary,
-        **fields,
-        "responses": {"200": {"description": "The answer", "content": content}},
-    }
-
-
-def _list_parameters() -> list[Document]:
-    schemas: Document = {
-        "limit": {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": MAX_LIMIT},
-        "order": {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
-        "after": {"type": "string"},
-        "purpose": {"type": "string"},
-    }
-    return [{"name": name, "in": "query", "schema": each} for name, each in schemas.items()]

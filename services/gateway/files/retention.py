@@ -2,13 +2,14 @@
 
 import structlog
 
-from shared.contracts.base import UnixTime
+from shared.contracts.base import TenantId, UnixTime
 from shared.contracts.errors import StaleLeaseError
 from shared.store.files import LOST, STORED
 from shared.store.ids import created_at_of, folder_ends_at
 from shared.store.leases import Lease
 from shared.store.location import this_process
-from shared.store.settings import StoreSettings
+from shared.store.objects.batches import KeptBatches
+from shared.store.settings import BATCH_RECORD, StoreSettings
 from shared.store.store import Store
 from solver.storage.retention import broken_off, sweep
 
@@ -50,6 +51,7 @@ class Retention:
                 await self._expire()
                 await self._expire_requests()
                 await self._expire_responses()
+                await self._expire_batches()
                 await self._sweep_if_due()
         except StaleLeaseError as error:
             log.warning("retention.lost", error=str(error))
@@ -98,6 +100,18 @@ class Retention:
     async def _expire_responses(self) -> None:
         responses = self._store.responses
         while await responses.remove_expired(await self._renewed(), limit=BATCH) == BATCH:
+            pass
+
+    async def _expire_batches(self) -> None:
+        settings, batches = self._settings, self._store.batches
+        kept = KeptBatches(
+            default_s=settings.retention_s.get(BATCH_RECORD),
+            tenants_s={
+                TenantId(tenant): settings.retention_of(tenant, BATCH_RECORD)
+                for tenant in settings.tenant_retention_s
+            },
+        )
+        while await batches.remove_ended(await self._renewed(), kept, limit=BATCH) == BATCH:
             pass
 
     async def _sweep_if_due(self) -> None:

@@ -7,7 +7,14 @@ from functools import partial
 
 import structlog
 
-from services.gateway.files.form import Field, FileBegin, RequestBody, form_boundary, form_events
+from services.gateway.body import RequestBody, declared_bytes
+from services.gateway.files.form import (
+    MAX_FORM_BYTES,
+    Field,
+    FileBegin,
+    form_boundary,
+    form_events,
+)
 from services.gateway.files.objects import (
     MAX_FILENAME_CHARS,
     Page,
@@ -32,8 +39,6 @@ from solver.storage.retention import expires_at
 
 log = structlog.get_logger()
 
-FORM_BYTES = 64 * 1024
-"""Bytes of a form beside its file, at most."""
 UPLOAD_RETRY_AFTER_S = 2.0
 
 
@@ -155,7 +160,7 @@ class Files:
         store = self._usable()
         boundary = form_boundary(headers.get("content-type"))
         now, totals = await store.files.totals(tenant)
-        least_bytes = max(0, _content_length(headers) - FORM_BYTES)
+        least_bytes = max(0, declared_bytes(headers) - MAX_FORM_BYTES)
         self._check_size(least_bytes)
         self._admit(tenant, totals, num_bytes=least_bytes)
         try:
@@ -273,11 +278,6 @@ def _not_found(file_id: str) -> ContractError:
     return ContractError(
         f"no such file: {file_id[:64]}", code="file_not_found", param="file_id", status=404
     )
-
-
-def _content_length(headers: Mapping[str, str]) -> int:
-    text = headers.get("content-length", "")
-    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def _checked_filename(name: str) -> str:

@@ -21,6 +21,7 @@ from shared.contracts.ingress import CallRequest, InferenceRequest
 from shared.producer.outstanding import ID_CONFLICT
 from shared.store.requests.records import Asked, StoredRequest
 from shared.store.store import Store
+from shared.tracing.context import TraceContext
 
 LOCATION = "/v1/requests/{}"
 
@@ -49,7 +50,7 @@ async def accept(
     *,
     endpoint: str,
     digest: str,
-    traceparent: str | None,
+    trace: TraceContext | None,
 ) -> Accepted:
     """
     Store that a request was asked, and publish it; the store alone gets its final.
@@ -62,7 +63,7 @@ async def accept(
         body: The request, with its id and tenant.
         endpoint: Path of the HTTP request.
         digest: Digest of what is asked.
-        traceparent: W3C trace context.
+        trace: W3C's trace context.
 
     Raises:
         ContractError: Another request has the id, or no store is configured.
@@ -82,7 +83,7 @@ async def accept(
     row = await _row(store, asked)
     if row.grouped_at is None and row.final is None:
         try:
-            await gateway.producer.publish_stored(body, digest=digest, traceparent=traceparent)
+            await gateway.producer.publish_stored(body, digest=digest, trace=trace)
         except MeshError:
             if is_new:
                 with contextlib.suppress(StoreUnavailableError, StoreFullError):
@@ -129,7 +130,7 @@ class Deferred:
             published(call, scope["path"], body),
             endpoint=scope["path"],
             digest=call.digest or "",
-            traceparent=call.traceparent,
+            trace=call.trace,
         )
         headers = [(name.encode(), value.encode()) for name, value in accepted.headers.items()]
         start = {"type": "http.response.start", "status": accepted.status}

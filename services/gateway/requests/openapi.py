@@ -1,21 +1,11 @@
 """Stored requests in the gateway's OpenAPI document."""
 
-from typing import Any
-
-import msgspec
-
 from services.gateway.headers import IDEMPOTENCY_KEY, MAX_KEY_CHARS, PREFER, RESPOND_ASYNC
+from services.gateway.openapi import SCHEMAS, Document, answer, path_id, schemas_of
 from services.gateway.requests.objects import RequestDeleted, RequestObject
 from shared.api.calls import ENDPOINTS
 
-Document = dict[str, Any]
-_PREFIX = "#/components/schemas/"
-_ID: Document = {
-    "name": "request_id",
-    "in": "path",
-    "required": True,
-    "schema": {"type": "string"},
-}
+_ID = path_id("request_id")
 _KEY: Document = {
     "name": IDEMPOTENCY_KEY,
     "in": "header",
@@ -32,22 +22,20 @@ _PREFER: Document = {
 
 def request_paths() -> tuple[Document, Document]:
     """Paths of stored requests, and the schemas that they use by name."""
-    shapes = (RequestObject, RequestDeleted)
-    references, schemas = msgspec.json.schema_components(shapes, ref_template=_PREFIX + "{name}")
-    found, deleted = references
+    (found, deleted), schemas = schemas_of((RequestObject, RequestDeleted))
     paths = {
         "/v1/requests/{request_id}": {
             "get": {
                 "summary": "Retrieve the status and the answer of a request",
                 "parameters": [_ID],
-                "responses": {"200": _answer("The request", found)},
+                "responses": {"200": answer(found, "The request")},
             },
             "delete": {
                 "summary": "Cancel a request in progress, or delete one that has ended",
                 "parameters": [_ID],
                 "responses": {
-                    "200": _answer("The request is deleted", deleted),
-                    "202": _answer("The request is being cancelled", found),
+                    "200": answer(deleted, "The request is deleted"),
+                    "202": answer(found, "The request is being cancelled"),
                 },
             },
         },
@@ -61,11 +49,7 @@ def with_repeats(path: str, operations: Document) -> Document:
     headers = [_KEY, *([_PREFER] if path in ENDPOINTS else [])]
     responses = post.get("responses", {})
     if path in ENDPOINTS:
-        accepted = _answer("The request is accepted", {"$ref": f"{_PREFIX}RequestObject"})
+        accepted = answer({"$ref": f"{SCHEMAS}RequestObject"}, "The request is accepted")
         responses = {**responses, "202": accepted}
     parameters = [*post.get("parameters", []), *headers]
     return {**operations, "post": {**post, "parameters": parameters, "responses": responses}}
-
-
-def _answer(description: str, schema: Document) -> Document:
-    return {"description": description, "content": {"application/json": {"schema": schema}}}

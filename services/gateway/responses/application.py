@@ -6,9 +6,9 @@ from typing import Any
 
 import structlog
 
-from services.gateway.door import INTERNAL, Forwarded, Internal, tenant_of
-from services.gateway.files.form import RequestBody
-from services.gateway.light import Replay
+from services.gateway.admission import read_ahead
+from services.gateway.body import Forwarded
+from services.gateway.disconnect import disconnected
 from services.gateway.outcomes import Outcome
 from services.gateway.resources import ResourceCall, Routes, WithResources
 from services.gateway.responses.asked import front_body, names_the_store, parse_asked
@@ -98,7 +98,7 @@ class CreationResource:
         self.routes: Routes = {"": {"POST": self._create}}
 
     async def _create(self, call: ResourceCall) -> Outcome:
-        body = await _body(call.receive, self._gateway)
+        body = await call.body()
         responses = usable(self._gateway, self._responses)
         created = await responses.create(call.tenant, body, call.headers)
         response = created.response
@@ -143,30 +143,14 @@ class StoredResponses:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Answer one request; only bodies of `POST /v1/responses` are read here."""
-        if not self._may_be_stored(scope):
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] != PATH:
             await self._front(scope, receive, send)
             return
-        replay = Replay(receive)
-        body = await replay.body(self._gateway.settings)
-        if not names_the_store(body):
-            await self._front(scope, replay.receive, send)
-        elif self._continues_only(body):
-            await self._continued(scope, replay, send)
-        else:
-            await self._creation(scope, replay.receive, send)
-
-    def _may_be_stored(self, scope: dict[str, Any]) -> bool:
-        """False also for requests that are refused before their bodies are read."""
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] != PATH:
-            return False
-        headers = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
-        }
-        try:
-            tenant_of(self._gateway.tenants, scope, headers)
-        except MeshError:
-            return False
-        return True
+        async with read_ahead(self._gateway, scope, receive) as (request, body):
+            application = self._front
+            if names_the_store(body):
+                application = self._continuing if self._continues_only(body) else self._creation
+            await application(request.scope, request.receive, send)
 
     def _continues_only(self, body: bytes) -> bool:
         """True if *body* continues a stored response, and shall not be stored itself."""
@@ -176,10 +160,10 @@ class StoredResponses:
             return False  # refused at the creation
         return asked.previous_response_id is not None and asked.store is False
 
-    async def _continued(self, scope: dict[str, Any], replay: Replay, send: Any) -> None:
+    async def _continuing(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Pass a request on with the turns that it continues."""
-        resource = _Continuation(self._gateway, self._responses, self._front, scope, send)
-        await WithResources(self._gateway, (resource,), self._front)(scope, replay.receive, send)
+        resource = _Continuation(self._gateway, self._responses, self._front, send)
+        await WithResources(self._gateway, (resource,), self._front)(scope, receive, send)
 
 
 class _Continuation:
@@ -194,25 +178,21 @@ class _Continuation:
         gateway: Gateway,
         responses: Responses | None,
         front: Any,
-        scope: dict[str, Any],
         send: Any,
     ) -> None:
         self._gateway = gateway
         self._responses = responses
         self._front = front
-        self._asgi = (scope, send)
+        self._send = send
         self.routes: Routes = {"": {"POST": self._continue}}
 
     async def _continue(self, call: ResourceCall) -> Outcome:
-        body = await _body(call.receive, self._gateway)
+        body = await call.body()
         previous = parse_asked(body).previous_response_id or ""
         turns = await usable(self._gateway, self._responses).turns(call.tenant, previous)
-        scope, send = self._asgi
-        # The tenant holds a slot for this request already.
-        internal = scope | {INTERNAL: Internal(call.tenant)}
-        request = Forwarded(internal, call.receive, front_body(body, turns, stream=None))
+        request = Forwarded(call.scope, call.receive, front_body(body, turns, stream=None))
         call.channel.started = True
-        await self._front(request.scope, request.receive, send)
+        await self._front(request.scope, request.receive, self._send)
         return Outcome.COMPLETED
 
 
@@ -249,7 +229,7 @@ async def stream(
 
 async def _before_disconnection(call: ResourceCall, work: Any, *, name: str) -> bool:
     """Do *work* unless the client disconnects; return whether it is done."""
-    left = asyncio.create_task(_disconnected(call.receive), name=f"client of {name}")
+    left = asyncio.create_task(disconnected(call.receive), name=f"client of {name}")
     doing = asyncio.create_task(work, name=name)
     try:
         await asyncio.wait({left, doing}, return_when=asyncio.FIRST_COMPLETED)
@@ -263,11 +243,6 @@ async def _before_disconnection(call: ResourceCall, work: Any, *, name: str) -> 
     return True
 
 
-async def _disconnected(receive: Any) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 async def _object(call: ResourceCall, response: StoredResponse) -> Outcome:
     await call.channel.json(response.object)
     return Outcome.COMPLETED
@@ -278,14 +253,3 @@ async def _refused(call: ResourceCall, refusal: Refusal) -> Outcome:
     headers = {name: refusal.headers[name] for name in PASSED_HEADERS if name in refusal.headers}
     await call.channel.json(refusal.body, status=refusal.status or 500, headers=headers)
     return Outcome.REFUSED
-
-
-async def _body(receive: Any, gateway: Gateway) -> bytes:
-    """
-    The body of a request.
-
-    Raises:
-        ContractError: It is too large or too slow, or the client disconnects.
-    """
-    reader = RequestBody(receive, idle_s=gateway.settings.body_timeout_s)
-    return await reader.whole(gateway.settings.limits.max_body_bytes)

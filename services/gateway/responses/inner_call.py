@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import structlog
 
-from services.gateway.door import INTERNAL, Internal
+from services.gateway.admission import INTERNAL, Internal
+from shared.api.sse import EventSplitter, data_of
 from shared.contracts.base import TenantId
 
 log = structlog.get_logger()
@@ -50,10 +51,9 @@ class InnerAnswer:
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """The JSON objects of a stream of events; other data is left out."""
-        rest = b""
+        splitter = EventSplitter()
         async for part in self.parts():
-            *events, rest = (rest + part).replace(b"\r\n", b"\n").split(b"\n\n")
-            for event in events:
+            for event in splitter.push(part):
                 if (found := _object_of(event)) is not None:
                     yield found
 
@@ -131,9 +131,8 @@ async def _answered(front: Any, scope: dict[str, Any], answer: InnerAnswer) -> N
 
 def _object_of(event: bytes) -> dict[str, Any] | None:
     """The JSON object of one event."""
-    lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
     try:
-        found = msgspec.json.decode(b"\n".join(lines))
+        found = msgspec.json.decode(data_of(event))
     except msgspec.DecodeError:
         return None  # `[DONE]`, or a comment
     return found if isinstance(found, dict) else None

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from services.gateway.parameters import whole_number
 from services.gateway.responses.asked import conversation, input_items
 from shared.contracts.errors import ContractError
 from shared.contracts.requests import ErrorInfo
@@ -168,7 +169,7 @@ def input_page(
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise ContractError("order must be asc or desc", param="order")
-    limit = _whole("limit", query.get("limit", str(DEFAULT_LIMIT)), low=1, high=MAX_LIMIT)
+    limit = whole_number("limit", query.get("limit", str(DEFAULT_LIMIT)), low=1, high=MAX_LIMIT)
     ordered = items if order == "asc" else items[::-1]
     after = query.get("after")
     if after is not None:
@@ -210,7 +211,7 @@ def parse_starting_after(query: Mapping[str, str]) -> int:
         return -1
     if not parse_stream(query):
         raise ContractError("starting_after needs stream=true", param="starting_after")
-    return _whole("starting_after", text, low=-1, high=2**53)
+    return whole_number("starting_after", text, low=-1, high=2**53)
 
 
 def parse_stream(query: Mapping[str, str]) -> bool:
@@ -224,14 +225,3 @@ def parse_stream(query: Mapping[str, str]) -> bool:
     if text not in ("true", "false"):
         raise ContractError("stream must be true or false", param="stream")
     return text == "true"
-
-
-def _whole(name: str, text: str, *, low: int, high: int) -> int:
-    """Parse a whole number from *low* to *high*."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = low - 1
-    if not low <= value <= high:
-        raise ContractError(f"{name} must be a whole number from {low} to {high}", param=name)
-    return value

@@ -1,9 +1,15 @@
 """Stored responses in the gateway's OpenAPI document."""
 
-from typing import Any
-
-import msgspec
-
+from services.gateway.openapi import (
+    AFTER,
+    ORDER,
+    Document,
+    limit_of,
+    operation,
+    path_id,
+    query,
+    schemas_of,
+)
 from services.gateway.responses.objects import (
     DEFAULT_LIMIT,
     MAX_LIMIT,
@@ -11,58 +17,35 @@ from services.gateway.responses.objects import (
     ResponseDeleted,
 )
 
-Document = dict[str, Any]
-_PREFIX = "#/components/schemas/"
-_ID: Document = {
-    "name": "response_id",
-    "in": "path",
-    "required": True,
-    "schema": {"type": "string"},
-}
+_ID = path_id("response_id")
 _OBJECT: Document = {"type": "object", "description": "The response, as `POST` answers it."}
 
 
 def response_paths() -> tuple[Document, Document]:
     """Paths of stored responses, and the schemas that they use by name."""
-    shapes = (InputItems, ResponseDeleted)
-    references, schemas = msgspec.json.schema_components(shapes, ref_template=_PREFIX + "{name}")
-    items, deleted = references
-    stream: Document = {
-        "stream": {"type": "boolean", "default": False},
-        "starting_after": {"type": "integer", "minimum": -1},
-    }
-    page: Document = {
-        "limit": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": MAX_LIMIT,
-            "default": DEFAULT_LIMIT,
-        },
-        "order": {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
-        "after": {"type": "string"},
-    }
-    found = _operation("Retrieve a response, or its events", _OBJECT, stream)
+    (items, deleted), schemas = schemas_of((InputItems, ResponseDeleted))
+    stream = query(
+        {
+            "stream": {"type": "boolean", "default": False},
+            "starting_after": {"type": "integer", "minimum": -1},
+        }
+    )
+    limit = limit_of(DEFAULT_LIMIT, MAX_LIMIT)
+    page = query({"limit": limit, "order": ORDER, "after": AFTER})
+    found = operation("Retrieve a response, or its events", _OBJECT, parameters=[_ID, *stream])
     found["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     paths = {
         "/v1/responses/{response_id}": {
             "get": found,
-            "delete": _operation("Delete a response", deleted, {}),
+            "delete": operation("Delete a response", deleted, parameters=[_ID]),
         },
         "/v1/responses/{response_id}/cancel": {
-            "post": _operation("Cancel a response that runs in the background", _OBJECT, {})
+            "post": operation(
+                "Cancel a response that runs in the background", _OBJECT, parameters=[_ID]
+            )
         },
         "/v1/responses/{response_id}/input_items": {
-            "get": _operation("List the input of a response", items, page)
+            "get": operation("List the input of a response", items, parameters=[_ID, *page])
         },
     }
     return paths, schemas
-
-
-def _operation(summary: str, answer: Document, query: Document) -> Document:
-    parameters = [{"name": name, "in": "query", "schema": each} for name, each in query.items()]
-    content: Document = {"application/json": {"schema": answer}}
-    return {
-        "summary": summary,
-        "parameters": [_ID, *parameters],
-        "responses": {"200": {"description": "The answer", "content": content}},
-    }

@@ -42,5 +42,6 @@ async def opened_responses(gateway: Gateway, front: Any) -> AsyncIterator[Respon
         clock=gateway.clock,
         stop=gateway.stop,
     )
-    async with Runner(store, tools, max_running=settings.max_outstanding_per_tenant) as runner:
+    runner = Runner(store, tools, max_running=settings.max_outstanding_per_tenant)
+    async with runner.running():
         yield Responses(store, settings.store, gateway.registry, runner, feed)

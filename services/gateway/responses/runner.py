@@ -2,8 +2,9 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 import structlog
@@ -40,7 +41,7 @@ LOST = ErrorInfo(
 
 class Runner:
     """
-    The responses that this gateway runs; an async context.
+    The responses that this gateway runs.
 
     Args:
         store: The store.
@@ -57,7 +58,6 @@ class Runner:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._num_running = Counter[TenantId]()
         self._closing = asyncio.Event()
-        self._loops: asyncio.Future[tuple[None, None, None]] | None = None
 
     def check_room(self, tenant: TenantId) -> None:
         """
@@ -149,31 +149,38 @@ class Runner:
             ending = partial(ending_of, error=LOST, notice=notice)
             await self._store.responses.end(response.id, ending, epoch=response.epoch)
 
-    async def __aenter__(self) -> Self:
-        """Begin to take over responses, and to follow those of other gateways."""
-        self._loops = asyncio.gather(
-            every(HOLD_PERIOD_S, self.hold, stop=self._closing),
-            every(TAKE_PERIOD_S, self.take_over, stop=self._closing),
-            every(FEED_PERIOD_S, self._look, stop=self._closing),
-        )
-        return self
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        """
+        Context that takes responses over and follows those of other gateways; its end stops all
+        runs, and leaves the responses to other gateways.
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """End all runs, and leave the responses to other gateways."""
-        await self._tasks.cancel()
-        self._closing.set()
-        if self._loops is not None:
-            await self._loops
-        if self._store.problem is None:
-            try:
-                await self._store.responses.let_go(self.name)
-            except StoreUnavailableError as error:
-                log.warning("responses.left", error=str(error))
+        A bug in one of its loops cancels the context's body, and is raised at its end.
+        """
+        loops = {
+            "hold responses": every(HOLD_PERIOD_S, self.hold, stop=self._closing),
+            "take responses over": every(TAKE_PERIOD_S, self.take_over, stop=self._closing),
+            "follow responses": every(FEED_PERIOD_S, self._look, stop=self._closing),
+        }
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name, loop in loops.items():
+                    group.create_task(loop, name=name)
+                try:
+                    yield self
+                finally:
+                    await self._tasks.cancel()
+                    self._closing.set()
+        finally:
+            await self._let_go()
+
+    async def _let_go(self) -> None:
+        if self._store.problem is not None:
+            return
+        try:
+            await self._store.responses.let_go(self.name)
+        except StoreUnavailableError as error:
+            log.warning("responses.left", error=str(error))
 
     async def _look(self) -> None:
         """Look for events of other gateways."""

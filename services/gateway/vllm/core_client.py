@@ -146,7 +146,7 @@ class MeshCoreClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped
             generation = await self._producer.submit(
                 body,
                 reply=ReplyMode.STREAM if is_streamed else ReplyMode.FINAL,
-                traceparent=call.traceparent,
+                trace=call.trace,
                 digest=call.digest,
             )
         except MeshError as error:

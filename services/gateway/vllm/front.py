@@ -25,11 +25,13 @@ from services.engine_core.media import ImageReads, current_reads
 from services.engine_core.models import import_architectures
 from services.engine_core.pooling import vector_width
 from services.engine_core.serve_arguments import serve_arguments
-from services.gateway.door import ROUTES, Door, authorization, peer_of
+from services.gateway.admission import authorization, peer_of
+from services.gateway.door import ROUTES, Door
 from services.gateway.errors import error_body, error_headers, error_info
 from services.gateway.models import model_list, model_object
 from services.gateway.pass_through import PassThrough
 from services.gateway.state import Gateway
+from services.gateway.stories import STORIES, stories, story
 from services.gateway.usage import usage
 from services.gateway.vllm.core_client import MeshCoreClient
 from services.gateway.vllm.openapi import openapi_document
@@ -179,6 +181,17 @@ def _routes(
         found = await usage(gateway, headers, peer, dict(request.query_params))
         return Response(found, media_type=JSON)
 
+    async def recent_stories(request: Request) -> Response:
+        headers, peer = dict(request.headers), peer_of(request.scope)
+        found = await stories(gateway, headers, peer, dict(request.query_params))
+        return Response(found, media_type=JSON)
+
+    async def one_story(request: Request) -> Response:
+        headers, peer = dict(request.headers), peer_of(request.scope)
+        name = request.path_params["request_id"]
+        found = await story(gateway, headers, peer, dict(request.query_params), name)
+        return Response(found, media_type=JSON)
+
     async def models(request: Request) -> Response:
         authenticate(request)
         return Response(msgspec.json.encode(model_list(gateway.registry)), media_type=JSON)
@@ -194,6 +207,8 @@ def _routes(
             Route("/openapi.json", openapi),
             Route("/v1/models", models),
             Route("/v1/usage", tenant_usage),
+            Route(STORIES, recent_stories),
+            Route(f"{STORIES}/{{request_id:path}}", one_story),
             Route("/v1/models/{name:path}", model),
             *health_app(health).routes,
         ],

@@ -3,16 +3,13 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import msgspec
-
 from services.gateway.batches.openapi import batch_paths
 from services.gateway.files.openapi import file_paths
+from services.gateway.openapi import SCHEMAS, Document, schemas_of
 from services.gateway.requests.openapi import request_paths, with_repeats
 from services.gateway.responses.openapi import response_paths
+from services.gateway.stories import story_paths
 from shared.api.calls import OWN_FIELDS, REFUSED_FIELDS, CallBody
-
-Document = dict[str, Any]
-_PREFIX = "#/components/schemas/"
 
 
 def openapi_document(applications: Iterable[Any], routes: Iterable[str]) -> Document:
@@ -24,10 +21,10 @@ def openapi_document(applications: Iterable[Any], routes: Iterable[str]) -> Docu
     """
     full = _merged(applications)
     paths = {path: full["paths"][path] for path in routes if path in full["paths"]}
-    (body,), own = msgspec.json.schema_components((CallBody,), ref_template=_PREFIX + "{name}")
-    fields = own.pop(body["$ref"].removeprefix(_PREFIX))["properties"]
+    (body,), own = schemas_of((CallBody,))
+    fields = own.pop(body["$ref"].removeprefix(SCHEMAS))["properties"]
     schemas: Document = full["components"]["schemas"] | own
-    stored = (file_paths(), request_paths(), batch_paths(), response_paths())
+    stored = (file_paths(), request_paths(), batch_paths(), response_paths(), story_paths())
     for name in filter(None, {_body_schema(path) for path in paths.values()}):
         schemas[name] = _with_own_fields(schemas[name], {key: fields[key] for key in OWN_FIELDS})
     paths = {path: with_repeats(path, operations) for path, operations in paths.items()}
@@ -58,7 +55,7 @@ def _body_schema(path: Document) -> str | None:
     """Name of the schema of a route's body; None for bodies that have no name."""
     content = path.get("post", {}).get("requestBody", {}).get("content", {})
     reference = content.get("application/json", {}).get("schema", {}).get("$ref", "")
-    return reference.removeprefix(_PREFIX) or None
+    return reference.removeprefix(SCHEMAS) or None
 
 
 def _with_own_fields(schema: Document, fields: Document) -> Document:
@@ -82,7 +79,7 @@ def _references(part: Any) -> Iterator[str]:
     if isinstance(part, dict):
         reference = part.get("$ref")
         if isinstance(reference, str):
-            yield reference.removeprefix(_PREFIX)
+            yield reference.removeprefix(SCHEMAS)
         for each in part.values():
             yield from _references(each)
     elif isinstance(part, list):

@@ -1,0 +1,1 @@
+"""The console: a read-only view of the mesh for operators, in a browser."""
