@@ -4,6 +4,7 @@ broker.
 """
 
 import asyncio
+import os
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -26,6 +27,7 @@ from shared.contracts.errors import MeshError, SettingsError
 from shared.runtime.cli import Ports
 from shared.runtime.clock import SystemClock
 from shared.runtime.health import Health
+from shared.tracing.opening import opened_tracer
 
 SERVICES: dict[str, tuple[Any, Any]] = {
     "agent": (AgentSettings, agent.serve),
@@ -56,14 +58,20 @@ class EmbeddedMesh(Mesh):
             )
         except msgspec.ValidationError as error:
             raise SettingsError(f"{name}: {error}") from error
-        ports = Ports(
-            settings=settings,
-            open_broker=self.open_broker,
-            clock=SystemClock(),
-            health=Health(service=service),
-        )
-        self._stops[name] = asyncio.Event()
-        self._tasks[name] = asyncio.create_task(serve(ports, self._stops[name]), name=name)
+        stop = self._stops[name] = asyncio.Event()
+
+        async def run() -> None:
+            async with opened_tracer(service, os.environ) as tracer:
+                ports = Ports(
+                    settings=settings,
+                    open_broker=self.open_broker,
+                    clock=SystemClock(),
+                    health=Health(service=service),
+                    tracer=tracer,
+                )
+                await serve(ports, stop)
+
+        self._tasks[name] = asyncio.create_task(run(), name=name)
 
     def check(self) -> None:
         for name, task in self._tasks.items():

@@ -42,6 +42,8 @@ class MeshProcess:
         self._settings_file.touch(mode=0o600)
         self._settings_file.chmod(0o600)
         self._settings_file.write_bytes(msgspec.json.encode(settings))
+        self.code: Path | None = None
+        """Folder with the packages that the process runs; None: those of this process."""
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -64,6 +66,7 @@ class MeshProcess:
                 "run",
                 "--config",
                 str(self._settings_file),
+                cwd=self.code,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log_stream,
                 stderr=log_stream,

@@ -9,6 +9,7 @@ from shared.broker.counting import depths_of
 from shared.broker.protocol import Broker
 from shared.broker.rpc import ask
 from shared.contracts.base import Decoder, ModelName
+from shared.contracts.errors import SettingsError
 from shared.contracts.lanes import LaneKey, LaneLayout, inbox_name, model_of
 from shared.contracts.plans import PlanExplained, PlanRequested
 from solver.planning.lanes import all_lanes, band_lower_edge_s, earlier_lanes, queues_of
@@ -65,6 +66,22 @@ async def count_queues(
         for name, depth in (await depths_of(broker, names)).items()
         if depth is not None
     ]
+
+
+def layout_of(text: str | None) -> LaneLayout:
+    """
+    Lane layout of the mesh.
+
+    Args:
+        text: Value of the environment variable that the services also read; None if it is not set.
+
+    Raises:
+        SettingsError: The value is invalid.
+    """
+    try:
+        return LaneLayout() if text is None else msgspec.json.decode(text, type=LaneLayout)
+    except msgspec.DecodeError as error:
+        raise SettingsError(f"HEADWAY_LAYOUT: {error}") from error
 
 
 def meaning_of(queue: str, layout: LaneLayout) -> str:

@@ -9,6 +9,11 @@ from shared.contracts.lanes import LaneLayout
 
 EMBEDDED = "embedded"
 """Value instead of a broker URL: all services run in one process, without an external broker."""
+EMBEDDED_SEEN = (
+    f"A mesh of `headway up --broker {EMBEDDED}` has no broker that commands reach: look at its "
+    "gateway, http://127.0.0.1:8000/console and /metrics."
+)
+"""What commands say that find no mesh at their broker."""
 
 
 class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):

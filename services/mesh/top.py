@@ -5,6 +5,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import msgspec
+from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -19,6 +20,7 @@ from shared.contracts.telemetry import InstanceStatus, RequestObserved
 _Seen = InstanceStatus | RequestObserved | GatewayModels
 _decode: Decoder[_Seen] = Decoder(_Seen)
 RECENT_REQUESTS = 2000
+NONE_FINISHED = "no request has finished since this command was started"
 
 
 @dataclass(slots=True)
@@ -40,7 +42,8 @@ class View:
 
     def tables(self) -> Group:
         """The view of the mesh as text tables."""
-        return Group(self._instances(), self._registries(), self._classes())
+        finished = self._classes() if self.recent else NONE_FINISHED
+        return Group(self._instances(), self._registries(), finished)
 
     def data(self) -> dict[str, object]:
         """The view of the mesh as data for JSON."""
@@ -52,16 +55,16 @@ class View:
         }
 
     def _instances(self) -> Table:
-        table = Table(title="instances")
-        for name in ("instance", "engine", "model", "running", "window", "backlog s", "KV",
-                     "done", "evicted", "swaps", "plan"):  # fmt: skip
-            is_name = name in ("instance", "model")
-            table.add_column(name, justify="left" if is_name else "right", no_wrap=is_name)
+        table = Table(title="instances", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for name in ("instance", "model"):
+            table.add_column(name, overflow="fold")
+        # In a narrow terminal, the names are folded, and the figures stay.
+        for name in ("run", "win", "wait s", "KV", "done", "evict", "swap", "plan"):
+            table.add_column(name, justify="right", no_wrap=True)
         for name, status in sorted(self.instances.items()):
             totals = status.totals
             table.add_row(
-                name + (" (draining)" if status.draining else ""),
-                status.engine,
+                ("draining " if status.draining else "") + name,
                 status.model or "-",
                 f"{status.running}/{status.max_running}",
                 str(status.waiting),

@@ -1,176 +1,201 @@
 """`headway batch`: submits, shows, waits for and cancels batches."""
 
-import argparse
 import asyncio
-import os
 import sys
-from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
 import msgspec
+from cyclopts import Parameter
 
 from services.mesh.batch.client import BatchClient, GatewayError, batch_client
 from shared.contracts.base import Seconds, UnixTime
 from shared.contracts.errors import ContractError, SettingsError
-from shared.runtime.arguments import HelpFormatter, TextHelpFormatter
 from shared.runtime.cli import print_data
 from shared.runtime.clock import SystemClock
-from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
+from shared.runtime.options import JsonOption, whole
+from shared.runtime.program import commands
 
-Options = argparse.Namespace
 DEFAULT_URL = "http://127.0.0.1:8000"
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 POLL_S: Seconds = 1.0
 PATIENCE_S: Seconds = 120.0
 """Time for which a wait continues while the gateway does not answer."""
 FIRST_LINE_BYTES = 2**20
-DESCRIPTION = """\
-Batches of requests over the HTTP interface of a gateway. A file has one request in a line, as for
-OpenAI's Batch API and for vLLM's `run-batch`:
-  {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"model": ...}}"""
-EPILOG = """\
+BATCH = commands(
+    "batch",
+    "Submit, show and cancel batches of requests over HTTP.",
+    examples="""\
+A file has one request in a line, as for OpenAI's Batch API and for vLLM's
+`run-batch`:
+  {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions",
+   "body": {"model": ...}}
+
 examples:
-  headway batch submit lines.jsonl                    prints the id
+  headway batch submit lines.jsonl         prints the id
   headway batch submit lines.jsonl --window 2h --wait -o results.jsonl
   headway batch status batch_019...
   headway batch results batch_019... -o results.jsonl --errors errors.jsonl
 
-exit codes: 0 ok, 1 failed, or the batch is not completed or has failed lines, 2 usage"""
+exit codes: 0 ok, 1 failed, or the batch is not completed or has failed lines,
+2 usage""",
+)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Create the parser of the command line."""
-    root = argparse.ArgumentParser(
-        prog="headway batch",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=TextHelpFormatter,
-    )
-    verbs = root.add_subparsers(dest="verb", required=True, metavar="VERB")
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """The gateway, and how batches are printed."""
 
-    def verb(name: str, text: str) -> argparse.ArgumentParser:
-        made = verbs.add_parser(name, help=text, description=text, formatter_class=HelpFormatter)
-        made.add_argument(
-            "--url",
-            default=os.environ.get("HEADWAY_URL", DEFAULT_URL),
-            metavar="URL",
-            help=f"address of the gateway; default: HEADWAY_URL, else {DEFAULT_URL}",
-        )
-        made.add_argument(
-            "--key",
-            default=os.environ.get("HEADWAY_API_KEY"),
-            metavar="KEY",
-            help="API key; default: HEADWAY_API_KEY",
-        )
-        made.add_argument("--json", action="store_true", help="machine-readable output")
-        return made
-
-    def waiting(made: argparse.ArgumentParser) -> None:
-        made.add_argument("--wait", action="store_true", help="wait until the batch has ended")
-
-    def results(made: argparse.ArgumentParser) -> None:
-        made.add_argument(
-            "-o",
-            "--output",
-            type=Path,
-            metavar="FILE",
-            help="file for the results; without --errors it also gets the lines that failed",
-        )
-        made.add_argument(
-            "--errors", type=Path, metavar="FILE", help="file for the lines that failed"
-        )
-
-    submit = verb("submit", "upload a file of requests and create a batch")
-    submit.add_argument("file", type=Path, metavar="FILE", help="JSON lines")
-    submit.add_argument(
-        "--endpoint", metavar="PATH", help="endpoint; default: the url of the first line"
-    )
-    submit.add_argument(
-        "--window", default="24h", metavar="TIME", help="completion window, e.g. 90s, 30m or 2h"
-    )
-    submit.add_argument(
-        "--metadata",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="metadata of the batch; may be repeated",
-    )
-    waiting(submit)
-    results(submit)
-    for name, text in (
-        ("status", "show how far a batch is"),
-        ("results", "write the results of a batch; to standard output without --output"),
-        ("cancel", "cancel a batch; what has ended is kept"),
-    ):
-        made = verb(name, text)
-        made.add_argument("id", metavar="ID", help="id of the batch")
-        waiting(made)
-        if name == "results":
-            results(made)
-    listed = verb("list", "list the newest batches")
-    listed.add_argument("--limit", type=int, default=20, help="number of batches")
-    return root
+    url: Annotated[
+        str,
+        Parameter(
+            env_var="HEADWAY_URL", show_env_var=False, show_default=False, metavar="URL",
+            help=f"Address of the gateway; default: HEADWAY_URL, else {DEFAULT_URL}.",
+        ),
+    ] = DEFAULT_URL  # fmt: skip
+    key: Annotated[
+        str | None,
+        Parameter(
+            env_var="HEADWAY_API_KEY", show_env_var=False, metavar="KEY",
+            help="API key; default: HEADWAY_API_KEY.",
+        ),
+    ] = None  # fmt: skip
+    json: JsonOption = False
 
 
-async def submit(client: BatchClient, options: Options) -> int:
-    """Upload a file and create a batch."""
-    if options.output is not None and not options.wait:
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """Files for the answers."""
+
+    output: Annotated[Path | None, Parameter(name=("--output", "-o"), metavar="FILE")] = None
+    """File for the results; without --errors it also gets the lines that failed."""
+    errors: Annotated[Path | None, Parameter(metavar="FILE")] = None
+    """File for the lines that failed."""
+
+
+GATEWAY, NO_FILES = Gateway(), Files()
+BatchId = Annotated[str, Parameter(name="id", help="Id of the batch.")]
+Wait = Annotated[bool, Parameter(name="--wait", help="Wait until the batch has ended.")]
+
+
+def _metadata(_type: Any, texts: tuple[str, ...]) -> None:
+    for text in texts:
+        key, equals, _ = text.partition("=")
+        if not key or not equals:
+            raise ValueError("must be KEY=VALUE")
+
+
+@BATCH.command
+async def submit(
+    file: Annotated[Path, Parameter(help="JSON lines.")],
+    /,
+    *,
+    endpoint: Annotated[str | None, Parameter(metavar="PATH")] = None,
+    window: Annotated[str, Parameter(metavar="TIME")] = "24h",
+    metadata: Annotated[tuple[str, ...], Parameter(metavar="KEY=VALUE", validator=_metadata)] = (),
+    wait: Wait = False,
+    files: Files = NO_FILES,
+    gateway: Gateway = GATEWAY,
+) -> int:
+    """
+    Upload a file of requests and create a batch.
+
+    Args:
+        endpoint: Endpoint; default: the url of the first line.
+        window: Completion window, e.g. 90s, 30m or 2h.
+        metadata: Metadata of the batch; may be repeated.
+
+    Raises:
+        SettingsError: There is a file for results that nothing waits for.
+    """
+    if files.output is not None and not wait:
         raise SettingsError("--output needs --wait; or use `headway batch results` later")
-    endpoint = options.endpoint or await asyncio.to_thread(endpoint_of, options.file)
-    batch = await client.create(
-        {
-            "input_file_id": await client.upload(options.file),
-            "endpoint": endpoint,
-            "completion_window": options.window,
-            "metadata": _metadata(options.metadata) or None,
-        }
-    )
-    if not options.wait:
-        return _show(batch, options, text=str(batch["id"]))
-    print(f"{batch['id']} is created", file=sys.stderr)
-    batch = await _ended(client, batch, options)
-    if options.output is not None:
-        await _write(client, batch, options)
-    return _show(batch, options, is_judged=True)
-
-
-async def status(client: BatchClient, options: Options) -> int:
-    """Show a batch."""
-    batch = await client.get(options.id)
-    if options.wait:
-        batch = await _ended(client, batch, options)
-    return _show(batch, options, is_judged=options.wait)
-
-
-async def results(client: BatchClient, options: Options) -> int:
-    """Write the results of a batch."""
-    batch = await client.get(options.id)
-    if options.wait:
-        batch = await _ended(client, batch, options)
-    if batch["status"] in OPEN:
-        raise GatewayError(
-            f"the batch is {batch['status']} and has no results yet; --wait waits for them"
+    async with batch_client(gateway.url, gateway.key) as client:
+        batch = await client.create(
+            {
+                "input_file_id": await client.upload(file),
+                "endpoint": endpoint or await asyncio.to_thread(endpoint_of, file),
+                "completion_window": window,
+                "metadata": {
+                    key: value for key, _, value in (each.partition("=") for each in metadata)
+                }
+                or None,
+            }
         )
-    await _write(client, batch, options)
+        if not wait:
+            return _show(batch, gateway, text=str(batch["id"]))
+        print(f"{batch['id']} is created", file=sys.stderr)
+        batch = await _ended(client, batch, gateway)
+        if files.output is not None:
+            await _write(client, batch, files)
+    return _show(batch, gateway, is_judged=True)
+
+
+@BATCH.command
+async def status(batch_id: BatchId, /, *, wait: Wait = False, gateway: Gateway = GATEWAY) -> int:
+    """Show how far a batch is."""
+    async with batch_client(gateway.url, gateway.key) as client:
+        batch = await client.get(batch_id)
+        if wait:
+            batch = await _ended(client, batch, gateway)
+    return _show(batch, gateway, is_judged=wait)
+
+
+@BATCH.command
+async def results(
+    batch_id: BatchId,
+    /,
+    *,
+    wait: Wait = False,
+    files: Files = NO_FILES,
+    gateway: Gateway = GATEWAY,
+) -> int:
+    """
+    Write the results of a batch; to standard output without --output.
+
+    Raises:
+        GatewayError: The batch has no results yet.
+    """
+    async with batch_client(gateway.url, gateway.key) as client:
+        batch = await client.get(batch_id)
+        if wait:
+            batch = await _ended(client, batch, gateway)
+        if batch["status"] in OPEN:
+            raise GatewayError(
+                f"the batch is {batch['status']} and has no results yet; --wait waits for them"
+            )
+        await _write(client, batch, files)
     print(summary(batch, SystemClock().now()), file=sys.stderr)
     return EXIT_OK if _is_complete(batch) else EXIT_FAILED
 
 
-async def cancel(client: BatchClient, options: Options) -> int:
-    """Cancel a batch."""
-    batch = await client.cancel(options.id)
-    if options.wait:
-        batch = await _ended(client, batch, options)
-    return _show(batch, options)
+@BATCH.command
+async def cancel(batch_id: BatchId, /, *, wait: Wait = False, gateway: Gateway = GATEWAY) -> int:
+    """Cancel a batch; what has ended is kept."""
+    async with batch_client(gateway.url, gateway.key) as client:
+        batch = await client.cancel(batch_id)
+        if wait:
+            batch = await _ended(client, batch, gateway)
+    return _show(batch, gateway)
 
 
-async def list_batches(client: BatchClient, options: Options) -> int:
-    """List batches."""
-    batches = await client.list(options.limit)
-    if options.json:
+@BATCH.command(name="list")
+async def list_batches(*, limit: Annotated[int, whole()] = 20, gateway: Gateway = GATEWAY) -> int:
+    """
+    List the newest batches.
+
+    Args:
+        limit: Number of batches.
+    """
+    async with batch_client(gateway.url, gateway.key) as client:
+        batches = await client.list(limit)
+    if gateway.json:
         print_data(batches, as_json=True)
     else:
         now = SystemClock().now()
@@ -227,7 +252,7 @@ def summary(batch: dict[str, Any], now: UnixTime) -> str:
     return f"{text}, window until {end.isoformat(sep=' ', timespec='seconds')}"
 
 
-async def _ended(client: BatchClient, batch: dict[str, Any], options: Options) -> dict[str, Any]:
+async def _ended(client: BatchClient, batch: dict[str, Any], gateway: Gateway) -> dict[str, Any]:
     """The batch when it has ended; the way there is shown on standard error."""
     loop = asyncio.get_running_loop()
     heard_at, shown = loop.time(), ""
@@ -241,16 +266,16 @@ async def _ended(client: BatchClient, batch: dict[str, Any], options: Options) -
             continue
         heard_at = loop.time()
         line = summary(batch, SystemClock().now())
-        if line != shown and not options.json:
+        if line != shown and not gateway.json:
             print(line, file=sys.stderr)
             shown = line
     return batch
 
 
-async def _write(client: BatchClient, batch: dict[str, Any], options: Options) -> None:
+async def _write(client: BatchClient, batch: dict[str, Any], files: Files) -> None:
     with ExitStack() as stack:
-        out = _opened(options.output, stack) or sys.stdout.buffer
-        errors = _opened(options.errors, stack) or out
+        out = _opened(files.output, stack) or sys.stdout.buffer
+        errors = _opened(files.errors, stack) or out
         for name, target in (("output_file_id", out), ("error_file_id", errors)):
             if batch[name] is not None:
                 await client.download(batch[name], target)
@@ -265,18 +290,10 @@ def _opened(path: Path | None, stack: ExitStack) -> IO[bytes] | None:
         raise SettingsError(f"cannot write {path}: {error}") from error
 
 
-def _metadata(texts: Sequence[str]) -> dict[str, str]:
-    pairs = [text.partition("=") for text in texts]
-    for key, equals, _ in pairs:
-        if not key or not equals:
-            raise SettingsError("--metadata must be KEY=VALUE")
-    return {key: value for key, _, value in pairs}
-
-
 def _show(
-    batch: dict[str, Any], options: Options, *, text: str | None = None, is_judged: bool = False
+    batch: dict[str, Any], gateway: Gateway, *, text: str | None = None, is_judged: bool = False
 ) -> int:
-    if options.json:
+    if gateway.json:
         print_data(batch, as_json=True)
     else:
         print(text or summary(batch, SystemClock().now()))
@@ -285,30 +302,3 @@ def _show(
 
 def _is_complete(batch: dict[str, Any]) -> bool:
     return bool(batch["status"] == "completed" and not batch["request_counts"]["failed"])
-
-
-VERBS: dict[str, Callable[[BatchClient, Options], Coroutine[Any, Any, int]]] = {
-    "submit": submit,
-    "status": status,
-    "results": results,
-    "cancel": cancel,
-    "list": list_batches,
-}
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run one verb with the arguments *argv*; return the exit code."""
-    options = parser().parse_args(argv)
-    try:
-        return asyncio.run(_run(options))
-    except (SettingsError, ContractError) as error:
-        print(f"headway batch: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    except GatewayError as error:
-        print(f"headway batch: {error}", file=sys.stderr)
-        return EXIT_FAILED
-
-
-async def _run(options: Options) -> int:
-    async with batch_client(options.url, options.key) as client:
-        return await VERBS[options.verb](client, options)

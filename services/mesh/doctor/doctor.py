@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from services.mesh.doctor import objects, rights, server, services
 from services.mesh.doctor.findings import Finding
 from shared.broker.amqp.broker import AmqpBroker
+from shared.broker.amqp.connection import broker_user
 from shared.broker.amqp.inspection import inspecting
-from shared.broker.connect import broker_user
 from shared.contracts.base import Seconds
 from shared.contracts.errors import BrokerUnavailableError, MeshError, SettingsError
 from shared.runtime.clock import Clock

@@ -1,4 +1,4 @@
-"""Result of one look at a broker."""
+"""Result of one check."""
 
 from enum import Enum
 

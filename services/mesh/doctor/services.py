@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
 
 from services.mesh.doctor.findings import Finding, deviation, note, ok
+from services.mesh.doctor.instances import on_instances
 from services.mesh.queues import ask_leader
 from shared.broker import topology
 from shared.broker.listening import listening
 from shared.broker.protocol import Broker
-from shared.contracts.base import Decoder, Seconds
+from shared.contracts.base import Decoder, InstanceId, Seconds
 from shared.contracts.errors import MeshError
 from shared.contracts.telemetry import InstanceStatus, LanesObserved
 from shared.runtime.clock import Clock
@@ -52,7 +54,7 @@ async def answering(broker: Broker, clock: Clock) -> AsyncIterator[Finding]:
             so="no plans are made: agents keep their last plan",
             do="look at the leader's log and health",
         )
-    for finding in of_peers(heard):
+    for finding in (*of_peers(heard.ages_s), *on_instances(heard.instances)):
         yield finding
 
 
@@ -78,16 +80,30 @@ def of_peers(heard: dict[str, Seconds]) -> Iterator[Finding]:
             )
 
 
-async def _heard(broker: Broker, clock: Clock) -> dict[str, Seconds]:
-    """Agents and groupers that report now -> age of the last report."""
-    heard: dict[str, Seconds] = {}
+@dataclass(slots=True)
+class _Heard:
+    """Reports of a mesh."""
+
+    ages_s: dict[str, Seconds] = field(default_factory=dict)
+    """Agents and groupers that report -> age of the last report."""
+    statuses: dict[InstanceId, InstanceStatus] = field(default_factory=dict)
+
+    @property
+    def instances(self) -> list[InstanceStatus]:
+        return [self.statuses[name] for name in sorted(self.statuses)]
+
+
+async def _heard(broker: Broker, clock: Clock) -> _Heard:
+    """What agents and groupers report now."""
+    heard = _Heard()
 
     def on_report(report: InstanceStatus | LanesObserved) -> None:
         if isinstance(report, InstanceStatus):
             name = f"agent {report.instance_id}"
+            heard.statuses[report.instance_id] = report
         else:
             name = f"grouper {report.sender}"
-        heard[name] = clock.now() - report.at
+        heard.ages_s[name] = clock.now() - report.at
 
     queue = topology.temporary_queue("show-doctor")
     keys = [(topology.TELEMETRY, key) for key in (topology.STATUS_KEYS, topology.LANES_KEY)]

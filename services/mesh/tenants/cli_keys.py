@@ -1,48 +1,58 @@
 """`headway keys`: the API keys of a file or of the store."""
 
-import argparse
-import os
 import sys
-from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
 from services.mesh.tenants.key_places import edited_keys, listed_keys
+from services.mesh.verbs.options import DurationText, file_of
 from shared.contracts.base import TenantId, UnixTime
-from shared.contracts.errors import ContractError, SettingsError, StoreUnavailableError
+from shared.contracts.errors import SettingsError
 from shared.contracts.tenants.keys import ApiKey, Scope
-from shared.runtime.arguments import TextHelpFormatter
 from shared.runtime.cli import print_data
 from shared.runtime.clock import SystemClock
-from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
+from shared.runtime.options import JsonOption
+from shared.runtime.program import commands
 from shared.tenants.keys import SHORT_KEY_CHARS
 from shared.tenants.policies import MAX_TENANT_CHARS
 from shared.tenants.usage_questions import parse_duration
 
-Options = argparse.Namespace
+KEYS = commands(
+    "keys",
+    "Create, list, rotate and revoke API keys.",
+    examples="""\
+Gateways with the setting `keys_file` follow the file: a key that is revoked is
+refused within two seconds. The file has the digests of keys only, and only its
+owner can read it. The file `store:` is the store of the variables
+HEADWAY_STORE_URL or HEADWAY_STORE_DATA_DIR, for gateways with
+`keys_file=store:`.
 
-DESCRIPTION = """\
-Create, list, rotate and revoke the API keys of a file or of the store.
-
-Gateways with the setting `keys_file` follow the file: a key that is revoked is refused within two
-seconds. The file has the digests of keys only, and only its owner can read it.
-
-The file `store:` is the store of the variables HEADWAY_STORE_URL or HEADWAY_STORE_DATA_DIR, for
-gateways with `keys_file=store:`."""
-EPILOG = """\
 examples:
-  headway keys create --tenant acme --expires 90d      prints the key, which is shown only once
-  headway keys rotate key-1f2e3d4c --overlap 24h       a new key; the old one ends after a day
+  headway keys create --tenant acme --expires 90d  prints the key, only once
+  headway keys rotate key-1f2e3d4c --overlap 24h   the old key ends after a day
   headway keys revoke key-1f2e3d4c
-  headway keys import gateway.json                     keys of the setting `api_keys` in this file
+  headway keys import gateway.json                 keys of the setting
+                                                   `api_keys` in this file
 
-exit codes: 0 ok, 1 nothing was imported or the database is away, 2 usage or an unusable file"""
+exit codes: 0 ok, 1 nothing was imported or the database is away, 2 usage or an
+unusable file""",
+)
 DEFAULT_SCOPES = (Scope.INFERENCE, Scope.FILES, Scope.BATCHES)
+KeysFile = Annotated[
+    Path | None,
+    Parameter(
+        name="--file",
+        metavar="FILE",
+        help="The file of keys, or store:; default: HEADWAY_GATEWAY_KEYS_FILE.",
+    ),
+]
 
 
 class _Settings(msgspec.Struct):
@@ -51,85 +61,63 @@ class _Settings(msgspec.Struct):
     api_keys: dict[str, str] = {}
 
 
-def parser(file: Path | None) -> argparse.ArgumentParser:
-    """Create the parser of the command line; *file* is the default file."""
-    root = argparse.ArgumentParser(
-        prog="headway keys",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=TextHelpFormatter,
-    )
-    verbs = root.add_subparsers(dest="verb", required=True, metavar="VERB")
-
-    def verb(name: str, text: str) -> argparse.ArgumentParser:
-        made = verbs.add_parser(name, help=text, description=text)
-        made.add_argument(
-            "--file",
-            type=Path,
-            default=file,
-            metavar="FILE",
-            help="the file of keys, or store:; default: HEADWAY_GATEWAY_KEYS_FILE",
-        )
-        made.add_argument("--json", action="store_true", help="machine-readable output")
-        return made
-
-    create = verb("create", "make a key and print it; creates the file if necessary")
-    create.add_argument("--tenant", required=True, metavar="NAME", help="tenant of the key")
-    create.add_argument(
-        "--scope",
-        action="append",
-        dest="scopes",
-        choices=[scope.value for scope in Scope],
-        help="what the key may be used for; may be repeated; default: "
-        f"{', '.join(scope.value for scope in DEFAULT_SCOPES)}",
-    )
-    create.add_argument(
-        "--expires", metavar="DURATION", help="time after which the key ends, e.g. 90d"
-    )
-    verb("list", "list the keys, without the keys themselves")
-    rotate = verb("rotate", "make a key that replaces another one, and print it")
-    rotate.add_argument("id", help="id of the key to replace")
-    rotate.add_argument(
-        "--overlap",
-        default="24h",
-        metavar="DURATION",
-        help="time for which the old key is still valid (default: 24h)",
-    )
-    revoke = verb("revoke", "end keys now")
-    revoke.add_argument("ids", nargs="+", metavar="ID", help="ids of keys")
-    imported = verb("import", "add the keys of a gateway's setting `api_keys`")
-    imported.add_argument("settings", type=Path, help="settings file of a gateway")
-    return root
+def _tenant_fits(_type: Any, name: str) -> None:
+    if not 1 <= len(name) <= MAX_TENANT_CHARS:
+        raise ValueError(f"must have 1 to {MAX_TENANT_CHARS} characters")
 
 
-def create(options: Options, now: UnixTime) -> int:
-    """Make a key."""
-    if not 1 <= len(options.tenant) <= MAX_TENANT_CHARS:
-        raise SettingsError(f"--tenant must have 1 to {MAX_TENANT_CHARS} characters")
-    lifetime_s = None
-    if options.expires is not None:
-        lifetime_s = parse_duration(options.expires, param="--expires")
-    scopes = tuple(Scope(each) for each in options.scopes or ()) or DEFAULT_SCOPES
-    with edited_keys(options.file) as edit:
+@KEYS.command
+def create(
+    *,
+    tenant: Annotated[str, Parameter(metavar="NAME", validator=_tenant_fits)],
+    scopes: Annotated[tuple[Scope, ...], Parameter(name="--scope")] = DEFAULT_SCOPES,
+    expires: DurationText | None = None,
+    file: KeysFile = None,
+    json: JsonOption = False,
+) -> int:
+    """
+    Make a key and print it; creates the file if necessary.
+
+    Args:
+        tenant: Tenant of the key.
+        scopes: What the key may be used for; may be repeated.
+        expires: Time after which the key ends, e.g. 90d.
+    """
+    lifetime_s = None if expires is None else parse_duration(expires, param="--expires")
+    now = SystemClock().now()
+    with edited_keys(_file(file)) as edit:
         entry, key = edit.create(
-            tenant=TenantId(options.tenant), scopes=scopes, now=now, lifetime_s=lifetime_s
+            tenant=TenantId(tenant), scopes=scopes, now=now, lifetime_s=lifetime_s
         )
-    return _made(options, entry, key)
+    return _made(entry, key, as_json=json)
 
 
-def rotate(options: Options, now: UnixTime) -> int:
-    """Replace a key."""
-    overlap_s = parse_duration(options.overlap, param="--overlap")
-    with edited_keys(options.file) as edit:
-        entry, key = edit.rotate(options.id, overlap_s=overlap_s, now=now)
-    if not options.json:
-        print(f"{options.id} ends in {options.overlap}", file=sys.stderr)
-    return _made(options, entry, key)
+@KEYS.command
+def rotate(
+    key_id: Annotated[str, Parameter(name="id", help="Id of the key to replace.")],
+    /,
+    *,
+    overlap: DurationText = "24h",
+    file: KeysFile = None,
+    json: JsonOption = False,
+) -> int:
+    """
+    Make a key that replaces another one, and print it.
+
+    Args:
+        overlap: Time for which the old key is still valid.
+    """
+    overlap_s = parse_duration(overlap, param="--overlap")
+    with edited_keys(_file(file)) as edit:
+        entry, key = edit.rotate(key_id, overlap_s=overlap_s, now=SystemClock().now())
+    if not json:
+        print(f"{key_id} ends in {overlap}", file=sys.stderr)
+    return _made(entry, key, as_json=json)
 
 
-def _made(options: Options, entry: ApiKey, key: str) -> int:
+def _made(entry: ApiKey, key: str, *, as_json: bool) -> int:
     """Print a new key, which is shown only here."""
-    if options.json:
+    if as_json:
         print_data({"key": key} | _shown(entry), as_json=True)
         return EXIT_OK
     print(f"{entry.id} of tenant {entry.tenant}; the key is shown only now:", file=sys.stderr)
@@ -137,34 +125,55 @@ def _made(options: Options, entry: ApiKey, key: str) -> int:
     return EXIT_OK
 
 
-def revoke(options: Options, now: UnixTime) -> int:
-    """End keys."""
-    with edited_keys(options.file) as edit:
-        revoked = [edit.revoke(each, now) for each in options.ids]
-    if options.json:
+@KEYS.command
+def revoke(
+    key_ids: Annotated[tuple[str, ...], Parameter(name="id", help="Ids of keys.")],
+    /,
+    *,
+    file: KeysFile = None,
+    json: JsonOption = False,
+) -> int:
+    """End keys now."""
+    now = SystemClock().now()
+    with edited_keys(_file(file)) as edit:
+        revoked = [edit.revoke(each, now) for each in key_ids]
+    if json:
         print_data([_shown(each) for each in revoked], as_json=True)
     else:
         print("\n".join(f"revoked {each.id} of tenant {each.tenant}" for each in revoked))
     return EXIT_OK
 
 
-def import_keys(options: Options, now: UnixTime) -> int:
-    """Add the keys of a gateway's settings."""
+@KEYS.command(name="import")
+def import_keys(
+    settings_file: Annotated[Path, Parameter(name="settings", help="Settings file of a gateway.")],
+    /,
+    *,
+    file: KeysFile = None,
+    json: JsonOption = False,
+) -> int:
+    """
+    Add the keys of a gateway's setting `api_keys`.
+
+    Raises:
+        SettingsError: The file cannot be read or is invalid.
+    """
     try:
-        settings = msgspec.json.decode(options.settings.read_bytes(), type=_Settings)
+        settings = msgspec.json.decode(settings_file.read_bytes(), type=_Settings)
     except OSError as error:
-        raise SettingsError(f"cannot read {options.settings}: {error}") from error
+        raise SettingsError(f"cannot read {settings_file}: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"settings file {options.settings}: {error}") from error
+        raise SettingsError(f"settings file {settings_file}: {error}") from error
     added: list[ApiKey] = []
     num_short = 0
-    with edited_keys(options.file) as edit:
+    now = SystemClock().now()
+    with edited_keys(_file(file)) as edit:
         for key, tenant in settings.api_keys.items():
             entry = edit.add(key, TenantId(tenant), now)
             if entry is not None:
                 added.append(entry)
                 num_short += len(key) < SHORT_KEY_CHARS
-    if options.json:
+    if json:
         print_data([_shown(each) for each in added], as_json=True)
     else:
         known = len(settings.api_keys) - len(added)
@@ -179,10 +188,12 @@ def import_keys(options: Options, now: UnixTime) -> int:
     return EXIT_OK if settings.api_keys else EXIT_FAILED
 
 
-def list_keys(options: Options, now: UnixTime) -> int:
-    """List keys."""
-    keys = listed_keys(options.file)
-    if options.json:
+@KEYS.command(name="list")
+def list_keys(*, file: KeysFile = None, json: JsonOption = False) -> int:
+    """List the keys, without the keys themselves."""
+    keys = listed_keys(_file(file))
+    now = SystemClock().now()
+    if json:
         print_data([_shown(key) for key in keys], as_json=True)
         return EXIT_OK
     table = Table()
@@ -218,30 +229,14 @@ def _date(at: UnixTime) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(sep=" ", timespec="minutes")
 
 
-VERBS: dict[str, Callable[[Options, UnixTime], int]] = {
-    "create": create,
-    "list": list_keys,
-    "rotate": rotate,
-    "revoke": revoke,
-    "import": import_keys,
-}
+def _file(given: Path | None) -> Path:
+    """
+    The file of keys.
 
-
-def main(argv: Sequence[str]) -> int:
-    """Run one verb with the arguments *argv*; return the exit code."""
-    file = os.environ.get("HEADWAY_GATEWAY_KEYS_FILE")
-    options = parser(Path(file) if file else None).parse_args(argv)
-    try:
-        return _run(options)
-    except (SettingsError, ContractError) as error:
-        print(f"headway keys: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    except StoreUnavailableError as error:
-        print(f"headway keys: {error}", file=sys.stderr)
-        return EXIT_FAILED
-
-
-def _run(options: Options) -> int:
-    if options.file is None:
+    Raises:
+        SettingsError: Neither the option nor the variable names one.
+    """
+    file = given or file_of("HEADWAY_GATEWAY_KEYS_FILE")
+    if file is None:
         raise SettingsError("give --file FILE or set HEADWAY_GATEWAY_KEYS_FILE")
-    return VERBS[options.verb](options, SystemClock().now())
+    return file

@@ -1,46 +1,64 @@
 """`headway usage`: what finished requests of tenants have used."""
 
-import argparse
 import sys
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from services.mesh.spec import EMBEDDED_SEEN
+from services.mesh.verbs.options import AmqpUrl, Tenant, TimeText
 from shared.contracts.base import TenantId
 from shared.contracts.tenants.usage import UsageReported, UsageRequested, UsageRow
 from shared.runtime.cli import broker_factory, print_data
 from shared.runtime.clock import SystemClock
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
+from shared.runtime.options import JsonOption
+from shared.runtime.settings import DEFAULT_AMQP_URL
 from shared.tenants.usage_questions import ask_usage, parse_time
 
 
-async def usage(options: argparse.Namespace) -> int:
-    """Print usage by tenant, and by what else the options name."""
+async def usage(
+    *,
+    tenant: Tenant | None = None,
+    since: TimeText = "30d",
+    until: TimeText | None = None,
+    by: tuple[Literal["hour", "model", "class"], ...] = (),
+    amqp_url: AmqpUrl = DEFAULT_AMQP_URL,
+    json: JsonOption = False,
+) -> int:
+    """
+    Print what finished requests of tenants have used.
+
+    Args:
+        since: First hour: a date, Unix seconds, or a duration before now.
+        until: End; default: now.
+        by: One row for each; may be repeated.
+    """
     now = SystemClock().now()
-    since = parse_time(options.since, now, param="--since")
-    until = None if options.until is None else parse_time(options.until, now, param="--until")
-    by = ("tenant", *(each for each in options.by or () if each != "tenant"))
-    async with broker_factory(options.amqp_url)("headway-usage") as broker:
+    begin = parse_time(since, now, param="--since")
+    end = None if until is None else parse_time(until, now, param="--until")
+    columns = ("tenant", *by)
+    async with broker_factory(amqp_url)("headway-usage") as broker:
         found = await ask_usage(
             broker,
             lambda reply_to: UsageRequested(
                 reply_to=reply_to,
-                tenant=None if options.tenant is None else TenantId(options.tenant),
-                since=since,
-                until=until,
-                by=by,
+                tenant=None if tenant is None else TenantId(tenant),
+                since=begin,
+                until=end,
+                by=columns,
             ),
         )
     if found is None:
-        print("no answer: is an estimator running?", file=sys.stderr)
+        print(f"no answer: is an estimator running? {EMBEDDED_SEEN}", file=sys.stderr)
         return EXIT_FAILED
-    if options.json:
+    if json:
         print_data([_data(row) for row in found.rows], as_json=True)
     else:
-        Console().print(_table(found, by))
+        Console().print(_table(found, columns))
     return EXIT_OK
 
 

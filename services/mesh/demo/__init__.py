@@ -1,0 +1,1 @@
+"""`headway demo`: a mixed load against a running mesh, and what became of it."""

@@ -1,0 +1,1 @@
+"""Verbs of `headway`: functions whose typed parameters are the options."""

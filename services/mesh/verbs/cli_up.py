@@ -1,0 +1,266 @@
+"""`headway up`: a whole mesh on this machine."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from cyclopts import Group, Parameter
+
+from services.mesh.launch import mesh_of
+from services.mesh.models.sources import write_model_registry
+from services.mesh.spec import AgentSpec, MeshSpec
+from services.mesh.verbs.options import DATA_DIR, AmqpUrl, File, Folder, file_of
+from shared.contracts.errors import SettingsError, StoreUnavailableError
+from shared.contracts.models import ModelEntry
+from shared.models.registry import ModelRegistry, write_registry
+from shared.runtime import extensions
+from shared.runtime.lifecycle import EXIT_OK
+from shared.runtime.options import Port, Positive, read_by, whole
+from shared.runtime.settings import DEFAULT_AMQP_URL, load_group, masked_url
+from shared.runtime.tasks import pause
+from shared.store.settings import StoreSettings
+
+MIGRATION_TIMEOUT_S = 60.0
+_MODELS = Parameter(group=Group("Models", sort_key=1))
+_ENGINES = Parameter(group=Group("Engines", sort_key=2))
+_PLACES = Parameter(group=Group("Files", sort_key=3))
+
+
+def _engine(text: str) -> str:
+    """The name of a backend of engines that the mesh starts."""
+    own = ("simulated", "vllm")
+    if text not in own and text not in (added := extensions.names(extensions.ENGINES)):
+        raise ValueError(f"{text!r} must be one of: {', '.join((*own, *added))}")
+    return text
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions:
+    """Options of `up`."""
+
+    registry: Annotated[File | None, _MODELS] = None
+    """
+    Models to serve; default: HEADWAY_REGISTRY, else tiny models are created in --log-dir.
+    """
+    models: Annotated[
+        tuple[str, ...], _MODELS, Parameter(name="--model", metavar="MODEL[=NAME]")
+    ] = ()
+    """
+    Model to serve: a directory, or an id org/name[@revision] of the Hugging Face hub; NAME is the
+    name in requests; may be repeated. The registry is written to --log-dir; `headway models`
+    changes it while the mesh runs.
+    """
+    adapters: Annotated[
+        tuple[str, ...], _MODELS, Parameter(name="--adapter", metavar="BASE=DIR[=NAME]")
+    ] = ()
+    """LoRA adapter of the --model with the name BASE; may be repeated."""
+    max_model_len: Annotated[Positive | None, _MODELS, Parameter(metavar="TOKENS")] = None
+    """Limit of prompt plus answer of each --model, if it is less than the model's own."""
+    broker: Annotated[str | None, Parameter(metavar="URL")] = None
+    """
+    AMQP URL (default: value of --amqp-url); with `embedded` all services run in one process
+    without an external broker.
+    """
+    agents: Annotated[Annotated[int, whole(least=0)] | None, _ENGINES] = None
+    """Number of engines, each with its agent; default: 2, or 0 with --attach."""
+    attach: Annotated[tuple[str, ...], _ENGINES, Parameter(metavar="[NAME=]URL[#MODEL]")] = ()
+    """
+    Serve with servers that others run, e.g. http://models.example:8000; each address of the name is
+    an instance. Also file:PATH with one address per line, kubernetes://NAMESPACE/SERVICE?port=PORT,
+    and router+URL for a router. NAME is the model's name in the mesh, MODEL its name at the server.
+    Repeatable. HEADWAY_ATTACH_API_KEY has the servers' key.
+    """
+    engine: Annotated[str, _ENGINES, read_by(_engine, metavar="NAME")] = "simulated"
+    """
+    Engine backend of every agent: simulated, vllm, or the name of a backend that an installed
+    package adds.
+    """
+    tenants: Annotated[File | None, _PLACES] = None
+    """Policies of tenants; default: HEADWAY_TENANTS."""
+    keys: Annotated[File | None, _PLACES] = None
+    """API keys made by `headway keys`; default: HEADWAY_GATEWAY_KEYS_FILE."""
+    groupers: Positive = 1
+    """Number of groupers, which share incoming requests."""
+    leaders: Positive = 1
+    """Number of leaders: one is active, and another replaces a failed leader."""
+    port: Port = 8000
+    """Port of the gateway, which listens on this machine only."""
+    front: Literal["auto", "light", "vllm"] = "auto"
+    """
+    HTTP application of the gateway: `vllm` has all endpoints and fields of `vllm serve`, `light`
+    serves text and needs no vLLM; default: `vllm` where it is installed and a model has weights.
+    """
+    data_dir: Annotated[Folder | None, _PLACES] = None
+    """
+    Directory of the store: files and what else outlives a connection; default:
+    HEADWAY_STORE_DATA_DIR, else .headway/data. HEADWAY_STORE_URL and HEADWAY_STORE_FILES select
+    another place.
+    """
+    no_store: Annotated[bool, _PLACES] = False
+    """Keep nothing: the Files API answers with status 501."""
+    log_dir: Annotated[Folder, _PLACES] = Path(".headway/up")
+    """Directory for logs and settings, and for tiny models if --registry is not given."""
+
+
+async def up(*, options: UpOptions = UpOptions(), amqp_url: AmqpUrl = DEFAULT_AMQP_URL) -> int:
+    """Run a whole mesh on this machine until Ctrl-C."""
+    broker = options.broker or amqp_url
+    tenants = options.tenants or file_of("HEADWAY_TENANTS")
+    keys = options.keys or file_of("HEADWAY_GATEWAY_KEYS_FILE")
+    registry, agents = await _fleet(options)
+    bases = ModelRegistry.load(registry).bases
+    kept = store_values(options, os.environ)
+    spec = MeshSpec(
+        broker=broker,
+        registry=registry,
+        log_dir=options.log_dir,
+        gateway_port=options.port,
+        gateway={"front": options.front}
+        | ({} if kept is None else {"store": kept})
+        | ({} if keys is None else {"keys_file": str(keys)}),
+        planner={} if kept is None else {"store": kept},
+        estimator={"usage_dir": str(options.log_dir / "usage")},
+        tenants=tenants,
+        agents=agents,
+        groupers=options.groupers,
+        leaders=options.leaders,
+    )
+    if kept is not None:
+        await _migrated(kept)
+    stop = asyncio.Event()
+    starting = asyncio.current_task()
+
+    def on_signal() -> None:
+        if starting is not None and not stop.is_set():
+            starting.cancel()
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    print("starting", file=sys.stderr)
+    async with mesh_of(spec) as mesh:
+        starting = None
+        print(
+            f"ready: {spec.gateway_url}/v1  models: {', '.join(bases)}  "
+            f"broker: {masked_url(broker)}  logs: {spec.log_dir}\nCtrl-C drains and stops",
+            file=sys.stderr,
+        )
+        while not stop.is_set():
+            mesh.check()
+            await pause(stop, 1.0)
+    return EXIT_OK
+
+
+def store_values(options: UpOptions, environ: Mapping[str, str]) -> dict[str, Any] | None:
+    """
+    Settings of the store of `up`: options, then the environment, then SQLite in a directory.
+
+    Returns:
+        The settings; None without a store.
+
+    Raises:
+        SettingsError: A variable is invalid, or configures a store although there should be none.
+    """
+    settings = load_group(StoreSettings, group="store", environ=environ)
+    if options.no_store:
+        if settings != StoreSettings():
+            raise SettingsError("--no-store contradicts the variables HEADWAY_STORE_*: unset them")
+        return None
+    data_dir: str | Path | None = options.data_dir or settings.data_dir
+    if data_dir is None and (settings.url is None or settings.files is None):
+        data_dir = DATA_DIR
+    if data_dir is not None:
+        data_dir = str(Path(data_dir).absolute())
+    values: dict[str, Any] = msgspec.to_builtins(settings)
+    return values | {"data_dir": data_dir}
+
+
+async def _migrated(values: dict[str, Any]) -> None:
+    """
+    Migrate the store. If it does not answer, the mesh starts without it.
+
+    Raises:
+        SettingsError: The store cannot be used as it is set.
+    """
+    # Only here, since SQLAlchemy takes longer to import than all that `--help` needs.
+    from shared.store.location import location_of  # noqa: PLC0415
+    from shared.store.migrating import migrate  # noqa: PLC0415
+
+    location = location_of(msgspec.convert(values, StoreSettings))
+    if location is None:
+        return
+    try:
+        await migrate(location, timeout_s=MIGRATION_TIMEOUT_S)
+    except StoreUnavailableError as error:
+        print(f"store: {error}; files are not available until then", file=sys.stderr)
+
+
+async def _fleet(options: UpOptions) -> tuple[Path, tuple[AgentSpec, ...]]:
+    """The registry, and the agents of our own engines and of attached servers."""
+    number = options.agents if options.agents is not None else (0 if options.attach else 2)
+    if number < 1 and not options.attach:
+        raise SettingsError("--agents must be at least 1: agents serve the requests")
+    registry = _registry(options, has_engines=number > 0)
+    known = None if registry is None else ModelRegistry.load(registry)
+    entries, servers = await _attached(options, known)
+    own = [] if known is None else [known.entry(base) for base in known.bases]
+    if entries or registry is None:
+        registry = options.log_dir / "registry.json"
+        write_registry(registry, (*own, *entries))
+    bases = [entry.name for entry in own if not entry.takes_bodies]
+    agents = [
+        AgentSpec(
+            instance_id=f"agent-{number}",
+            engine=options.engine,
+            settings={"initial_model": bases[number % len(bases)]},
+        )
+        for number in range(number if bases else 0)
+    ]
+    return registry, (*agents, *servers)
+
+
+async def _attached(
+    options: UpOptions, known: ModelRegistry | None
+) -> tuple[list[ModelEntry], list[AgentSpec]]:
+    """Models and agents of attached servers."""
+    if not options.attach:
+        return [], []
+    from services.mesh.attached import API_KEY, attached  # noqa: PLC0415 - an HTTP client
+
+    # The light front renders nothing that needs vLLM at the agents.
+    payloads = False if options.front == "light" else None
+    api_key = os.environ.get(API_KEY)
+    return await attached(options.attach, known=known, api_key=api_key, payloads=payloads)
+
+
+def _registry(options: UpOptions, *, has_engines: bool) -> Path | None:
+    """
+    Registry of the models that `up` serves: the given file, or a new file in `--log-dir`; None if
+    only attached servers have models.
+    """
+    if options.models and options.registry:
+        raise SettingsError("--model and --registry exclude each other")
+    if options.models:
+        return write_model_registry(
+            options.models,
+            options.log_dir / "models.json",
+            engine=options.engine,
+            adapters=options.adapters,
+            max_model_len=options.max_model_len,
+        )
+    if options.adapters:
+        raise SettingsError("--adapter needs --model; add adapters of a --registry to its file")
+    if (file := options.registry or file_of("HEADWAY_REGISTRY")) is not None:
+        return file
+    if not has_engines:
+        return None
+    from shared.models.tiny import make_tiny_models  # noqa: PLC0415 - NumPy
+
+    return make_tiny_models(options.log_dir / "models", weights=options.engine == "vllm")
