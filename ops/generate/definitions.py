@@ -54,7 +54,7 @@ def _one_of(*patterns: str, names: Iterable[str] = ()) -> str:
 
 _OF_PRODUCER = r"^(?:all\.cancel|instance\..*|request\.asked)$"
 _OF_GATEWAY = (
-    r"^(?:all\.(?:cancel|gateways)|instance\..*|command\.cancel|(?:usage|request)\.asked)$"
+    r"^(?:all\.(?:cancel|gateways)|instance\..*|command\.cancel|(?:usage|request|stories)\.asked)$"
 )
 _GATEWAY_PRIVATE = r"(?:gateway|tail|show|answer)[.-].*"
 _PLANNER_PRIVATE = r"(?:grouper|leader|planner|show)[.-].*"

@@ -1,0 +1,1 @@
+"""Artefacts of a release: `make release`."""
