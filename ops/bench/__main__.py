@@ -19,14 +19,14 @@ BENCHES = (
     "overhead", "backlog", "pulling", "lanes", "qoserve", "conserve", "qlm", "fleet", "engine",
     "lso", "planner", "quartz", "routed", "completion", "router_cost", "scheduler_cost",
     "latency_model", "surface", "instance", "ends", "tenants", "repeats", "batches",
-    "batch_windows",
+    "batch_windows", "tracing", "storm", "console", "story_cost",
 )  # fmt: skip
 """
 Modules of this package that have a function `run`; a module is imported when its benchmark runs.
 """
-BY_NAME = ("engine_margins", "held", "attach")
+BY_NAME = ("engine_margins", "held", "attach", "largest_batch")
 """
-Benches that run only if they are named: each takes over ten minutes, `engine_margins` also in its
+Benches that run only if they are named: each takes over five minutes, `engine_margins` also in its
 quick form.
 """
 

@@ -21,7 +21,7 @@ from services.mesh.spec import AgentSpec, MeshSpec
 from shared.contracts.base import ModelName, RequestId, Seconds
 from shared.contracts.ingress import InferenceRequest
 from shared.contracts.models import ModelEntry
-from shared.contracts.qos import Slo
+from shared.contracts.qos import Importance, Slo
 from shared.contracts.requests import ReplyMode, Sampling, Tokens
 from shared.models.registry import write_registry
 from shared.producer.producer import Producer
@@ -32,6 +32,8 @@ MAX_RUNNING = 16
 """Limit of each server, as its owner has set it."""
 BY_CLASS = {"Q1": 0, "Q2": 1, "batch": 2}
 """Priority of each class for vLLM's server, lower first."""
+IMPORTANCE = {"Q2": Importance.LOW}
+"""Importance of a class for the mesh; the same information as `BY_CLASS` for vLLM's server."""
 _ids = count()
 
 
@@ -131,6 +133,7 @@ class Meshed:
             ignore_eos=True,
             slo=slo,
             application=class_name,
+            importance=IMPORTANCE.get(class_name),
         )
         generation = await self.producer.submit(body, reply=ReplyMode.STREAM)
         try:

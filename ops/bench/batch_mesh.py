@@ -42,9 +42,13 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def batch_mesh(engine: SimulatedSettings) -> AsyncIterator[Rig]:
+async def batch_mesh(engine: SimulatedSettings, url: str | None = None) -> AsyncIterator[Rig]:
     """
     Two instances with one of each other service, on one store and a private broker.
+
+    Args:
+        engine: Engine of both instances.
+        url: Database of the store; default: SQLite.
 
     Raises:
         SettingsError: RabbitMQ is not installed.
@@ -56,7 +60,7 @@ async def batch_mesh(engine: SimulatedSettings) -> AsyncIterator[Rig]:
         node = PrivateNode(root / "node")
         node.start()
         try:
-            settings = StoreSettings(data_dir=str(root / "data"))
+            settings = StoreSettings(url=url, data_dir=str(root / "data"))
             if (location := location_of(settings)) is not None:
                 await migrate(location, timeout_s=60.0)
             store: dict[str, Any] = msgspec.to_builtins(settings)
@@ -145,7 +149,7 @@ async def custom_ids(rig: Rig, file_id: str | None) -> list[str]:
     if file_id is None:
         return []
     content = await rig.http.get(f"/v1/files/{file_id}/content")
-    return [json.loads(line)["custom_id"] for line in content.text.splitlines()]
+    return [json.loads(line)["custom_id"] for line in content.content.splitlines()]
 
 
 Load = Callable[[Producer], AsyncIterator[None]]

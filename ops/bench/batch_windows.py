@@ -15,6 +15,11 @@ from shared.contracts.qos import Slo
 from shared.producer.producer import Producer
 
 WINDOWS_S = (60, 120, 240)
+LINES_PER_S = (15.0, 30.0)
+"""
+Number of lines per second of the window: a quarter to a half of what the engines serve, so that a
+batch runs for a good part of its window, through several changes of the load.
+"""
 MOST_ERRORS = {0.25: 0.20, 0.5: 0.15, 0.75: 0.10}
 """Part of a batch that has ended -> bound of the median error of its expected end."""
 
@@ -31,7 +36,7 @@ async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
     ):
         for number in range(num_batches):
             window_s = 20 if quick else WINDOWS_S[number % len(WINDOWS_S)]
-            num_lines = int(window_s * random.uniform(4.0, 8.0))
+            num_lines = int(window_s * random.uniform(*LINES_PER_S))
             batch_id = await create(rig, lines_of(num_lines, 32), f"{window_s}s")
             seen = [each | {"seen_at": time.time()} async for each in polled(rig, batch_id)]
             late += seen[-1]["status"] != "completed"

@@ -25,6 +25,7 @@ from ops.bench.engine_load import (
     serve_alone,
 )
 from ops.bench.progress import say
+from ops.bench.rate_search import RateSearch
 from ops.bench.result import Line, Result
 from services.agent.backends.base import EngineBackend
 from services.agent.backends.vllm.front.process import vllm_unavailable_reason
@@ -179,23 +180,14 @@ class Bench:
         Request rate at which *arm* misses a share within the range *missed*; *pair* is the number
         of the load.
         """
-        low_rps, high_rps = 0.0, 0.0
+        search, wanted = RateSearch(first_rps=rate_rps, step=_STEP), sum(missed) / 2
         for _ in range(self._sizes.probes):
+            rate_rps = search.next_rps(wanted)
             load = self._load(_TRIAL if pair is None else pair, rate_rps)
-            share = await self._probe(arm, load, rate_rps)
+            share = search.missed[rate_rps] = await self._probe(arm, load, rate_rps)
             if missed[0] <= share <= missed[1]:
                 return rate_rps
-            if share < missed[0]:
-                low_rps = rate_rps
-            else:
-                high_rps = rate_rps
-            if not high_rps:
-                rate_rps *= _STEP
-            elif not low_rps:
-                rate_rps /= _STEP
-            else:
-                rate_rps = (low_rps + high_rps) / 2
-        return rate_rps
+        return search.nearest_rps(wanted)
 
     async def round(
         self, arms: Mapping[str, Arm], rate_rps: float, number: int

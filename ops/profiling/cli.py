@@ -1,56 +1,80 @@
 """`headway profile`: measures a live engine, and writes a profile that the simulator reads."""
 
-import argparse
-import asyncio
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from ops.profiling.cli_shape import asks_for_shape, profile_shape
+from cyclopts import Parameter
+
+from ops.profiling.cli_shape import profile_shape
 from ops.profiling.grid import Grid
-from ops.profiling.output import (
-    Report,
-    Subject,
-    add_grid_options,
-    add_output_options,
-    check_output,
-    grid_of,
-    progress,
-    report_of,
-    write,
-)
+from ops.profiling.option_values import Integer
+from ops.profiling.output import OutputOptions, Report, Subject, progress, report_of
 from ops.profiling.profiler import Profiler
 from services.agent.backends.registry import BACKENDS, create_backend
 from services.agent.backends.settings import EngineSettings, SimulatedSettings, VllmSettings
+from services.mesh.verbs.options import File, Folder
+from shared.contracts.base import ModelName
 from shared.contracts.errors import SettingsError
 from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry
 from shared.models.tiny import make_tiny_models
-from shared.runtime.arguments import HelpFormatter
 from shared.runtime.clock import SystemClock
 from shared.runtime.lifecycle import EXIT_OK
+from shared.runtime.options import Name
+from shared.runtime.program import verb
 
+_NOTES = """\
+A grid of prompt chunks, contexts and batches of decodes is measured, and the
+latency model is fitted (ConServe, section 4.2). Nothing else should run on the
+device: stop its agents first. `headway simulate --profile` reads the profile."""
 _TIME_SCALE = 0.05
 """Time scale of the simulated engine; the engine reports times as at scale 1."""
 
 
-def profile(arguments: Sequence[str]) -> int:
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """The measured engine and its model."""
+
+    engine: Annotated[str, Parameter(choices=sorted(BACKENDS))] = "simulated"
+    """Engine to measure."""
+    registry: File | None = None
+    """Registry of the model; default: tiny models, created in --models-dir."""
+    model: Name | None = None
+    """Base model; default: the first of the registry."""
+    seed: Integer = 0
+    """Seed of the prompts' tokens."""
+    models_dir: Folder = Path(".headway/profile/models")
+    """Directory of the tiny models created without a registry."""
+    engine_log: File | None = None
+    """File for vLLM's output; default: standard error."""
+
+
+_ENGINE, _GRID, _OUTPUT = EngineOptions(), Grid(), OutputOptions()
+
+
+async def profile(
+    *, options: EngineOptions = _ENGINE, grid: Grid = _GRID, output: OutputOptions = _OUTPUT
+) -> int:
     """
-    Measure an engine, fit its latency model and write a profile; return the exit code.
+    Measure an engine, and write a profile for the simulator.
 
     Raises:
         SettingsError: A value is invalid, or a file cannot be read or written.
-        EngineError: The engine did not start, died, or took too long; or timing a shape failed.
+        EngineError: The engine did not start, died, or took too long.
     """
-    if asks_for_shape(arguments):
-        return profile_shape(arguments)
-    options = _parser().parse_args(arguments)
-    grid = grid_of(options)
-    check_output(options)
-    write(asyncio.run(_measured(options, grid)), options)
+    output.check()
+    output.write(await _measured(options, grid, output.out))
     return EXIT_OK
 
 
-async def _measured(options: argparse.Namespace, grid: Grid) -> Report:
+PROFILE = verb("profile", profile, examples=_NOTES)
+PROFILE.usage = "headway profile [OPTIONS]\n       headway profile shape [OPTIONS] CONFIG"
+PROFILE.command(profile_shape, name="shape")
+
+
+async def _measured(options: EngineOptions, grid: Grid, file: Path) -> Report:
     entry = _entry(options)
     clock = SystemClock()
     engine = create_backend(options.engine, [entry], _settings(options, grid), clock)
@@ -66,10 +90,10 @@ async def _measured(options: argparse.Namespace, grid: Grid) -> Report:
     finally:
         await engine.close()
     subject = Subject(model=entry.name, engine=identity.engine, device=identity.device)
-    return report_of(repeats, subject, file=options.out, now=clock.now())
+    return report_of(repeats, subject, file=file, now=clock.now())
 
 
-def _entry(options: argparse.Namespace) -> ModelEntry:
+def _entry(options: EngineOptions) -> ModelEntry:
     """The model to profile, from the registry or a tiny model that is created here."""
     file = options.registry
     if file is None:
@@ -78,10 +102,10 @@ def _entry(options: argparse.Namespace) -> ModelEntry:
     name = options.model or registry.bases[0]
     if name not in registry.bases:
         raise SettingsError(f"--model: {name!r} must be one of {', '.join(registry.bases)}")
-    return registry.entry(name)
+    return registry.entry(ModelName(name))
 
 
-def _settings(options: argparse.Namespace, grid: Grid) -> EngineSettings:
+def _settings(options: EngineOptions, grid: Grid) -> EngineSettings:
     """
     Engine limits for the largest batch of the grid; prompts are served in order in full chunks.
     """
@@ -102,41 +126,3 @@ def _settings(options: argparse.Namespace, grid: Grid) -> EngineSettings:
             log_path=None if options.engine_log is None else str(options.engine_log),
         ),
     )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="headway profile",
-        description="Measure a grid of prompt chunks, contexts and batches of decodes on a live "
-        "engine, fit its latency model (ConServe §4.2), and write a profile that "
-        "`headway simulate --profile` reads. Stop agents on the same device first.",
-        epilog="Without an engine: `headway profile --shape CONFIG` times the layers of a model's "
-        "config.json with plain torch; `headway profile --shape --help` lists the options.",
-        formatter_class=HelpFormatter,
-    )
-    parser.add_argument(
-        "--engine", default="simulated", choices=sorted(BACKENDS), help="engine to measure"
-    )
-    parser.add_argument(
-        "--registry",
-        type=Path,
-        metavar="FILE",
-        help="registry of the model; default: tiny models, created in --models-dir",
-    )
-    parser.add_argument("--model", help="base model; default: the first of the registry")
-    add_grid_options(parser)
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of the prompts' tokens"
-    )
-    add_output_options(parser)
-    parser.add_argument(
-        "--models-dir", type=Path, default=Path(".headway/profile/models"), metavar="DIR",
-        help="directory of the tiny models created without a registry",
-    )  # fmt: skip
-    parser.add_argument(
-        "--engine-log",
-        type=Path,
-        metavar="FILE",
-        help=("file for vLLM's output; default: standard error"),
-    )
-    return parser

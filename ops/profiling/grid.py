@@ -1,28 +1,37 @@
 """Grid of the measured iterations of an engine."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from cyclopts import Parameter
+
+from ops.profiling.option_values import Integer, integers
 from shared.contracts.base import Seconds
 from shared.contracts.errors import SettingsError
 from solver.prediction.latency.iteration_fit import IterationWork
 
 _LEAST_REPEATS = 2
+_Sizes = Annotated[tuple[int, ...], integers(least=1)]
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
     """
     Grid of measured iterations: prefills in chunks of each size, alone and with decodes of each
-    batch size and context.
+    batch size and context. Its fields are options of `headway profile`.
     """
 
-    chunks: tuple[int, ...] = (16, 64, 256, 512, 1024, 2048)
-    """Sizes of prefill chunks, in tokens."""
-    contexts: tuple[int, ...] = (64, 512, 2048)
+    chunks: _Sizes = (16, 64, 256, 512, 1024, 2048)
+    """Sizes of prefill chunks: tokens of a prompt in one iteration."""
+    contexts: _Sizes = (64, 512, 2048)
     """Numbers of prompt tokens of each decoding request."""
-    batches: tuple[int, ...] = (8, 32)
-    """Numbers of decoding requests in an iteration."""
-    repeats: int = 3
+    batches: _Sizes = (8, 32)
+    """
+    Numbers of decoding requests beside a chunk; decodes and prompts alone are always measured.
+    """
+    repeats: Integer = 3
+    """Repeats of the whole grid, at least 2; the last one is used to measure the error."""
 
     def __post_init__(self) -> None:
         for name in ("chunks", "contexts", "batches"):

@@ -55,11 +55,11 @@ def read_shape(path: Path) -> ModelShape:
     try:
         config = msgspec.json.decode(file.read_bytes())
     except OSError as error:
-        raise SettingsError(f"--shape: cannot read {file}: {error.strerror}") from error
+        raise SettingsError(f"cannot read {file}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"--shape: {file} is not JSON: {error}") from error
+        raise SettingsError(f"{file} is not JSON: {error}") from error
     if not isinstance(config, dict):
-        raise SettingsError(f"--shape: {file} must hold an object, not {type(config).__name__}")
+        raise SettingsError(f"{file} must hold an object, not {type(config).__name__}")
     name = file.parent.resolve().name if file.name == _FILE else file.stem
     return _Fields(config, file).shape(name)
 
@@ -157,7 +157,7 @@ class _Fields:
         return _DTYPES[found]
 
     def _refuse(self, message: str) -> NoReturn:
-        raise SettingsError(f"--shape: {self._file}: {message}")
+        raise SettingsError(f"{self._file}: {message}")
 
 
 def _says(value: object) -> bool:

@@ -2,9 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from ops.profiling.grid import Grid, Sample
 from ops.profiling.model_shape import ModelShape
+from ops.profiling.option_values import Integer, integers
 from shared.contracts.base import Seconds
 from shared.contracts.errors import SettingsError
 from solver.prediction.latency.iteration_fit import IterationWork
@@ -68,18 +72,19 @@ class Batch:
         )
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeGrid:
     """
     Grid of timed iterations: chunks after each context, alone and with each batch of decodes;
-    decodes alone.
+    decodes alone. Its fields are options of `headway profile shape`.
     """
 
     grid: Grid = field(default_factory=Grid)
-    prefill_contexts: tuple[int, ...] = (0, 1024, 4096, 16384)
-    """Numbers of a prompt's tokens that are computed before the chunk."""
-    passes: int = 3
-    """Number of timed runs of each batch in each repeat; the sample is their median."""
+    prefill_contexts: Annotated[tuple[int, ...], integers(least=0)] = (0, 1024, 4096, 16384)
+    """Tokens of a prompt that were computed before a chunk of it."""
+    passes: Integer = 3
+    """Timed runs of each iteration in each repeat; their median is used."""
 
     def __post_init__(self) -> None:
         if not self.prefill_contexts or min(self.prefill_contexts) < 0:
