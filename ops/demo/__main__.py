@@ -6,20 +6,21 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 
 from ops.demo.arms import ARMS, MODELS, Arm
+from ops.demo.conditions import load_warning, spread_warning, wait_for_agents
 from ops.demo.drive import Record, drive, measure_capacity, send_malformed
 from ops.demo.report import arm_figures, is_success, plot, print_table, sentence
 from ops.demo.totals import agent_totals
 from ops.demo.workload import Planned, plan_workload
 from ops.environment import broker_for, engine_for
 from services.mesh.launch import mesh_of
-from services.mesh.mesh import Mesh
+from services.mesh.mesh import READY_TIMEOUT_S, Mesh
 from services.mesh.spec import EMBEDDED
 from shared.contracts.base import Seconds
 from shared.contracts.errors import MeshError
@@ -67,6 +68,7 @@ def main() -> int:
     options = parser.parse_args()
     configure_logging(level="critical", service="demo")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads than cores slow engines down
+    _warn(load_warning(os.getloadavg()[0], num_cores=len(os.sched_getaffinity(0))))
     try:
         engine, engine_line = engine_for(options.engine)
         say(engine_line)
@@ -89,9 +91,11 @@ async def run(options: argparse.Namespace, engine: str) -> int:
             say(f"{arm.title}: {broker_line}")
             async with _ready(arm, engine, broker, registry) as (mesh, producer):
                 say(f"{arm.title}: ready, closed loop at full load")
-                capacity_rps = await measure_capacity(
+                by_model = await measure_capacity(
                     arm, producer, window_s=LOOP_S[engine], seed=options.seed
                 )
+                _warn(spread_warning(by_model))
+                capacity_rps = sum(by_model.values())
                 say(f"{arm.title}: capacity {capacity_rps:.1f} requests/s")
                 workload = workload or plan_workload(
                     MODELS, duration_s=duration_s, capacity_rps=capacity_rps, seed=options.seed
@@ -100,6 +104,7 @@ async def run(options: argparse.Namespace, engine: str) -> int:
         record.capacity_rps = capacity_rps
         records[arm.name] = record
         scheme = broker.partition("://")[0]
+    _warn(spread_warning({arm.title: records[arm.name].capacity_rps for arm in ARMS}))
     data = {
         "engine": engine,
         "broker": scheme,
@@ -124,6 +129,7 @@ async def _serve(
     arm: Arm, mesh: Mesh, producer: Producer, workload: list[Planned], duration_s: Seconds
 ) -> Record:
     """Send the load and the malformed requests to a mesh that is warmed up."""
+    say_change = only_changes(say)
     async with (
         mesh.open_broker("headway-watch") as watching,
         agent_totals(watching) as totals,
@@ -136,7 +142,7 @@ async def _serve(
             workload,
             duration_s=duration_s,
             totals=totals,
-            progress=lambda record: say(
+            progress=lambda record: say_change(
                 f"{arm.title}: sent {record.sent} of {len(workload)}, "
                 f"answered {len(record.outcomes)}, running {totals.running()}"
             ),
@@ -150,7 +156,8 @@ async def _ready(
     arm: Arm, engine: str, broker: str, registry: Path
 ) -> AsyncIterator[tuple[Mesh, Producer]]:
     """
-    Start a new mesh of *arm*; yield the mesh with a trusted producer on a separate connection.
+    Start a new mesh of *arm*; yield the mesh, when its agents serve, with a trusted producer on a
+    separate connection.
     """
     spec = arm.spec(engine=engine, broker=broker, registry=registry, log_dir=STATE / "demo")
     user_id = "guest"
@@ -164,6 +171,7 @@ async def _ready(
         mesh.open_broker("headway-demo") as connection,
         Producer(connection, name="demo", clock=SystemClock(), user_id=user_id) as producer,
     ):
+        await wait_for_agents(connection, spec.agents, timeout_s=READY_TIMEOUT_S, check=mesh.check)
         yield mesh, producer
 
 
@@ -172,6 +180,24 @@ def _only(registry: Path, file: Path) -> Path:
     known = ModelRegistry.load(registry)
     write_registry(file, [known.entry(name) for name in known.bases if name in MODELS])
     return file
+
+
+def only_changes(said: Callable[[str], None]) -> Callable[[str], None]:
+    """A function like *said* that leaves out a line that is the same as the one before."""
+    before = ""
+
+    def say_change(text: str) -> None:
+        nonlocal before
+        if text != before:
+            said(text)
+        before = text
+
+    return say_change
+
+
+def _warn(warning: str | None) -> None:
+    if warning is not None:
+        say(warning)
 
 
 def say(text: str) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -62,43 +63,49 @@ class Record:
     """Largest delay between the planned time and the actual time of sending a request."""
 
 
-async def measure_capacity(arm: Arm, producer: Producer, *, window_s: Seconds, seed: int) -> float:
+async def measure_capacity(
+    arm: Arm, producer: Producer, *, window_s: Seconds, seed: int
+) -> dict[str, float]:
     """
     Requests of the mix per second that the mesh serves while all running slots are in use.
 
-    A closed loop sends streamed requests for the models that are active at the start. The rate is
-    computed from tokens, because requests are too few for a stable rate. The loop also warms up the
-    engines and the estimator.
+    A closed loop per agent sends streamed requests for the model that is active there at the start.
+    The rate is computed from tokens, because requests are too few for a stable rate. The loops also
+    warm up the engines and the estimator.
+
+    Returns:
+        Initial model -> rate of its requests.
     """
     stop = asyncio.Event()
     sources = [
         endless_requests(model, seed=f"{seed}-{number}")
         for number, model in enumerate(arm.initial_models)
     ]
-    tokens = [0]
+    tokens: Counter[str] = Counter()
     tasks = [
         asyncio.create_task(_loop(arm, producer, source, tokens, stop))
         for source in sources
         for _ in range(LOOP_CONCURRENCY)
     ]
     await asyncio.sleep(RAMP_S)
-    before, began = tokens[0], time.monotonic()
+    before, began = tokens.copy(), time.monotonic()
     await asyncio.sleep(window_s)
-    rate = (tokens[0] - before) / (time.monotonic() - began)
+    num_answers = (time.monotonic() - began) * mean_output_tokens()
+    rates = {m: (tokens[m] - before[m]) / num_answers for m in dict.fromkeys(arm.initial_models)}
     stop.set()
     for task in tasks:
         task.cancel()
     for ended in await asyncio.gather(*tasks, return_exceptions=True):
         if isinstance(ended, Exception):
             raise ended
-    return rate / mean_output_tokens()
+    return rates
 
 
 async def _loop(
     arm: Arm,
     producer: Producer,
     source: Iterator[Planned],
-    tokens: list[int],
+    tokens: Counter[str],
     stop: asyncio.Event,
 ) -> None:
     while not stop.is_set():
@@ -106,7 +113,7 @@ async def _loop(
         generation = await producer.submit(body, reply=ReplyMode.STREAM)
         try:
             async for part in generation:
-                tokens[0] += len(part.token_ids)
+                tokens[body.model] += len(part.token_ids)
         finally:
             await generation.cancel()
 

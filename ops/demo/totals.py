@@ -31,10 +31,13 @@ class AgentTotals:
         totals = [status.totals for status in self.statuses.values()]
         return {name: sum(getattr(each, name) for each in totals) for name in COUNTED}
 
+    def newest(self) -> dict[str, InstanceStatus]:
+        """Newest status of each instance."""
+        return {status.instance_id: status for status in self.statuses.values()}
+
     def running(self) -> int:
         """Number of requests in the engines, by the newest status of each instance."""
-        newest = {status.instance_id: status for status in self.statuses.values()}
-        return sum(status.running for status in newest.values())
+        return sum(status.running for status in self.newest().values())
 
     async def on_message(self, delivery: Delivery) -> None:
         """Store the status of an agent."""

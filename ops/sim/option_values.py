@@ -1,9 +1,7 @@
-"""Types of the simulator's options; the error for an invalid value states the limit."""
+"""Readers of the simulator's options; the error for an invalid value states the limit."""
 
-import argparse
 import math
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -11,15 +9,17 @@ import msgspec
 from ops.sim.policies import policy_factory
 from ops.sim.profiles import NamedProfile, load
 from ops.sim.scenario import Wave
-from ops.sim.workload import CLASSES
+from ops.sim.workload import CLASSES, TrafficClass, with_shares
 
+Silo = tuple[str, str, int]
+"""Class, policy and number of replicas."""
 _SILO_CHUNKS = (256, 2048, 2048)
 """Chunk size of QoServe's silos by class, in tokens; small for the class with a TBT target."""
 _PICTURES = (".jpg", ".pdf", ".png", ".svg")
 
 
-def silo(text: str) -> tuple[tuple[str, str, int], ...]:
-    """Parse the class, the policy and the number of replicas of each silo."""
+def silo(text: str) -> tuple[Silo, ...]:
+    """Parse the number of replicas of each silo."""
     try:
         counts = [int(part) for part in text.split(":")]
     except ValueError:
@@ -32,12 +32,12 @@ def silo(text: str) -> tuple[tuple[str, str, int], ...]:
     )
 
 
-def mix(text: str) -> list[float]:
+def mix(text: str) -> tuple[TrafficClass, ...]:
     """Parse the shares of the classes, which need not add up to 1."""
     shares = [_number(part) for part in text.split(":")]
     if len(shares) != len(CLASSES) or not (min(shares) >= 0 and 0 < sum(shares) < math.inf):
         raise _refused(text, "Q1:Q2:Q3 in finite numbers from 0, at least one above 0")
-    return shares
+    return with_shares(shares)
 
 
 def wave(text: str) -> Wave:
@@ -55,17 +55,17 @@ def policy(text: str) -> str:
     """Parse the name of a policy, optionally with a number after a colon."""
     try:
         policy_factory(text)
-    except (ValueError, OverflowError) as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    except OverflowError as error:
+        raise ValueError(f"{text!r}: {error}") from error
     _, _, number = text.partition(":")
     if number.isdecimal() and int(number) == 0:
         raise _refused(text, "a policy with a number of at least 1 after the colon")
     return text
 
 
-def policies(text: str) -> str:
+def policies(text: str) -> tuple[str, ...]:
     """Parse names of policies that are separated by commas."""
-    return ",".join(policy(name.strip()) for name in text.split(","))
+    return tuple(policy(name.strip()) for name in text.split(","))
 
 
 def profile(text: str) -> NamedProfile:
@@ -73,7 +73,7 @@ def profile(text: str) -> NamedProfile:
     try:
         return load(text)
     except (ValueError, OSError, msgspec.MsgspecError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
+        raise ValueError(f"{text!r}: {error}") from error
 
 
 def picture(text: str) -> Path:
@@ -88,40 +88,6 @@ def picture(text: str) -> Path:
     return file
 
 
-def positive(text: str) -> float:
-    """Parse a finite number above 0."""
-    if not 0 < (value := _number(text)) < math.inf:
-        raise _refused(text, "a finite number above 0")
-    return value
-
-
-def from_to(low: float, high: float) -> Callable[[str], float]:
-    """Parser of numbers from *low* to *high*, inclusive."""
-
-    def number(text: str) -> float:
-        if not low <= (value := _number(text)) <= high:
-            raise _refused(text, f"a number from {low:g} to {high:g}")
-        return value
-
-    return number
-
-
-def whole_from(low: int, high: int | None = None) -> Callable[[str], int]:
-    """Parser of whole numbers from *low*, without an upper limit or up to *high*."""
-    allowed = f"a whole number from {low} {'on' if high is None else f'to {high}'}"
-
-    def whole(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = low - 1
-        if value < low or (high is not None and value > high):
-            raise _refused(text, allowed)
-        return value
-
-    return whole
-
-
 def _number(text: str) -> float:
     """
     Parse the number in *text*; return NaN, which every check rejects, if *text* is not a number.
@@ -132,5 +98,5 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def _refused(text: str, limit: str) -> argparse.ArgumentTypeError:
-    return argparse.ArgumentTypeError(f"{text!r} is not {limit}")
+def _refused(text: str, limit: str) -> ValueError:
+    return ValueError(f"{text!r} is not {limit}")

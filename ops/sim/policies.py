@@ -5,6 +5,8 @@ from collections.abc import Callable
 from ops.baselines.scheduling.co_serving import NonPreemptive, SarathiPreemptive
 from ops.baselines.scheduling.polyserve import PolyServe
 from ops.baselines.scheduling.shrinking_chunk import ShrinkingChunk
+from services.agent.backends.policies import added_policy
+from shared.runtime import extensions
 from solver.scheduling.baselines import FixedChunkEdf, FixedChunkFcfs, FixedChunkSjf, FixedChunkSrpf
 from solver.scheduling.engine.decision import SchedulingPolicy
 from solver.scheduling.engine.latency import LatencyTable
@@ -31,7 +33,8 @@ def policy_factory(name: str) -> PolicyFactory:
     Factory of the policy called *name*.
 
     `sarathi-*` and `non-preemptive` accept a chunk size after a colon: `sarathi-fcfs:2048`.
-    `polyserve` accepts the TBT of its bin in milliseconds: `polyserve:100`.
+    `polyserve` accepts the TBT of its bin in milliseconds: `polyserve:100`. Policies of installed
+    packages have the names of their entry points.
 
     Raises:
         ValueError: There is no policy of that name.
@@ -47,9 +50,12 @@ def policy_factory(name: str) -> PolicyFactory:
     if kind in _FIXED and (chunk.isdigit() or not chunk):
         tokens = int(chunk) if chunk else _CHUNK_TOKENS
         return lambda _latency: _FIXED[kind](tokens)
+    if name in extensions.names(extensions.POLICIES):
+        return lambda latency: added_policy(name, latency)
     raise ValueError(f"no policy {name!r}; known: {', '.join(policy_names())}")
 
 
 def policy_names() -> list[str]:
-    """Names of all scheduling policies, without chunk sizes."""
-    return sorted([*VARIANTS, *_FIXED, "polyserve", "shrinking"])
+    """Names of all scheduling policies, also of installed packages, without chunk sizes."""
+    added = extensions.names(extensions.POLICIES)
+    return sorted({*VARIANTS, *_FIXED, "polyserve", "shrinking", *added})

@@ -1,9 +1,13 @@
 """Tables that the simulator prints."""
 
+from collections.abc import Collection
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from ops.sim.workload import CLASSES
+from shared.contracts.qos import Slo
 
 
 def print_table(figures: dict[str, Any], title: str) -> None:
@@ -23,6 +27,7 @@ def print_table(figures: dict[str, Any], title: str) -> None:
         )
     console = Console(width=100)
     console.print(table)
+    console.print(_targets(figures["classes"]))
     pace = figures["pace"]
     console.print(
         f"{figures['requests']} requests, {figures['violations']:.2%} missed "
@@ -30,11 +35,24 @@ def print_table(figures: dict[str, Any], title: str) -> None:
         f"{figures['long_violations']:.2%} of the long); "
         f"goodput {figures['goodput_rps']:.2f}/s, utilization {figures['utilization']:.0%}, "
         f"{figures['tokens_per_iteration']:.0f} tokens an iteration; "
-        f"late tokens {pace['late']:.3%}, gaps above TBT {pace['gaps']:.1%}; "
+        f"late tokens {pace['late']:.3%}, gaps above TBT {pace['gaps']:.1%} (no miss "
+        "while a token is in time); "
         f"{figures['preempted']} preemptions; "
         f"simulated {figures['simulated_s'] / 3600:.1f} h in {figures['cpu_s']:.1f} s of CPU, "
         f"{figures['speed']:.0f}x real time"
     )
+
+
+def _targets(names: Collection[str]) -> str:
+    """Legend of the classes *names*."""
+    targets = [f"{c.name} {_target(c.slo)}" for c in CLASSES if c.name in names]
+    return f"targets of the classes: {'; '.join(targets)}."
+
+
+def _target(slo: Slo) -> str:
+    parts = ((slo.ttft_s, "first token in {:g} s"), (slo.tbt_s, "{:g} s per token (TBT)"),
+             (slo.ttlt_s, "last token in {:g} s"))  # fmt: skip
+    return ", ".join(text.format(value) for value, text in parts if value is not None)
 
 
 def _pair(quantiles: dict[str, float] | None, scale: float = 1.0) -> str:
@@ -61,4 +79,9 @@ def print_comparison(rows: list[dict[str, Any]], title: str) -> None:
             f"{row['goodput_rps']:.2f}",
             f"{row['utilization']:.0%}",
         )
-    Console(width=100).print(table)
+    console = Console(width=100)
+    console.print(table)
+    console.print(
+        "columns from `missed` to `long` have the shares of requests that missed their target, "
+        f"`long` of the tenth with the longest prompts; {_targets(classes)}"
+    )
