@@ -10,6 +10,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from ops.bench.postgres import PrivatePostgres
 from ops.broker import PrivateNode
 from tests.brokers import (
     FOUR,
@@ -22,7 +23,7 @@ from tests.brokers import (
     rabbit_targets,
     release_of,
 )
-from tests.postgres import PrivatePostgres, running_postgres
+from tests.postgres import new_postgres
 from tests.virtual_time import VirtualTimeLoop
 
 # The time to draw examples depends on the machine's load, not on the code.
@@ -85,7 +86,12 @@ def rabbit_servers(
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PrivatePostgres]:
     """A PostgreSQL server; tests take fresh databases, and start it again if they stop it."""
-    yield from running_postgres()
+    server = new_postgres()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
 
 
 @pytest.fixture(params=[MEMORY, *RABBIT_PARAMS])

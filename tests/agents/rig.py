@@ -50,6 +50,7 @@ from shared.models.registry import ModelRegistry
 from shared.runtime.cli import Ports
 from shared.runtime.clock import Clock
 from shared.runtime.health import Health
+from shared.tracing.spans import Tracer
 from solver.instance.instance import Instance
 from tests.agents.scripted_engine import ScriptedEngine
 from tests.brokers import eventually
@@ -255,6 +256,7 @@ async def open_agent(
     *,
     engine: EngineBackend | None = None,
     clock: Clock | None = None,
+    tracer: Tracer | None = None,
     **settings: Any,
 ) -> AsyncIterator[AgentRig]:
     """
@@ -284,6 +286,7 @@ async def open_agent(
             open_broker=lambda _name: broker,
             clock=clock,
             health=health,
+            tracer=tracer,
         )
         models = ServableModels(registry.entry(name) for name in (MODEL, OTHER))
         agent = Agent(ports, broker, backend, models, registry)

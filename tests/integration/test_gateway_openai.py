@@ -11,6 +11,7 @@ from shared.contracts.requests import ReplyMode
 from shared.models.tiny import make_tiny_models
 from tests.brokers import BrokerRig
 from tests.integration.gateway_rig import GatewayRig, Request, http_client, running_gateway
+from tests.tracing.spans import TRACE
 
 MODEL = "tiny-llama"
 MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [
@@ -52,7 +53,7 @@ async def test_request_reaches_the_mesh_as_the_contract_specifies(
             model=MODEL,
             messages=MESSAGES,
             seed=7,
-            extra_headers={"x-slo-ttft-ms": "500", "traceparent": "00-a-b-01"},
+            extra_headers={"x-slo-ttft-ms": "500", **TRACE.headers},
             extra_body={"application": "chatbot", "priority": -2},
         )
         (request,) = rig.mesh.requests
@@ -77,7 +78,7 @@ async def test_request_reaches_the_mesh_as_the_contract_specifies(
     assert request.delivery.queue == "headway.global.interactive"
     assert request.delivery.message_id == body.id
     assert request.delivery.user_id is not None
-    assert request.delivery.headers["traceparent"] == "00-a-b-01"
+    assert request.delivery.headers == TRACE.headers
 
 
 async def test_chat_streams(broker_rig: BrokerRig, registry: Path):

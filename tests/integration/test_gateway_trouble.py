@@ -155,7 +155,7 @@ async def test_client_timeout_is_honoured(broker_rig: BrokerRig, registry: Path)
     ("method", "path", "content", "status"),
     [
         ("POST", "/v1/completions", b"{", 400),
-        ("POST", "/v1/completions", b"x" * 2000, 413),
+        ("POST", "/v1/completions", b"x" * 3_000_000, 413),
         ("GET", "/v1/completions", None, 405),
         ("POST", "/v1/nothing", b"{}", 404),
         ("GET", "/v1/models/none", None, 404),

@@ -74,13 +74,15 @@ async def test_the_worker_advises_on_scale(worker: PlanWorker) -> None:
     snapshot = a_snapshot(9)
     rates = {("d", MODEL): ServiceRates(token_rate_per_s=30.0)}
     options = AdviceOptions(target=0.95, start_s=0.0)
-    (advice,) = await worker.advise(replace(snapshot, rates=rates), options)
+    (advice,) = await worker.advise(replace(snapshot, rates=rates), options, {})
 
     assert (advice.device, advice.present) == ("d", 2)
     assert advice.confirmed is not None
     assert advice.instances >= 4
-    (enough,) = await worker.advise(a_snapshot(1), options)
+    (enough,) = await worker.advise(a_snapshot(1), options, {})
     assert enough.instances == 2
+    (fewer,) = await worker.advise(a_snapshot(1), options, {"d": 1})
+    assert fewer.instances == 1
 
 
 async def test_the_fallback_plans_until_the_worker_is_ready() -> None:
@@ -130,3 +132,14 @@ async def test_closing_ends_the_process(worker: PlanWorker) -> None:
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     await worker.__aenter__()  # started again, since the fixture closes it
+
+
+async def test_the_worker_still_plans_after_ctrl_c(worker: PlanWorker) -> None:
+    """A terminal sends SIGINT to all processes, and the leader plans while it drains."""
+    await asyncio.wait_for(worker.ready(), LOAD_S)
+    pid = worker.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGINT)
+
+    assert await worker.review(a_snapshot(), None) is not None
+    assert worker.restarts == 0

@@ -10,6 +10,7 @@ from ops.generate.definitions import definitions, render
 from shared.broker import topology
 from shared.broker.amqp.broker import AmqpBroker
 from shared.broker.protocol import BindingSpec, OutMessage, PublishOutcome, QueueSpec, Settlement
+from shared.client import BrokerUnavailableError, RequestError, connect
 from shared.contracts.errors import BrokerAccessError, BrokerConflictError
 from tests.brokers import eventually
 
@@ -84,6 +85,19 @@ class TestEnforced:
             await eventually(replied)
             assert replies[-1].body == b"hello"
             await producer.delete_queue(queue.name)
+
+    async def test_the_client_needs_the_rights_of_a_producer_only(
+        self, login: Login, private_node: PrivateNode
+    ):
+        del login  # it has imported the users
+        url = f"amqp://producer:producer@127.0.0.1:{private_node.port}/{VHOST}"
+        async with connect(url) as client:
+            answer = await client.submit(model="m", prompt="hello")
+            await answer.cancel()
+            with pytest.raises(RequestError, match="cancelled"):
+                await answer.wait()
+            with pytest.raises(BrokerUnavailableError, match="no planner"):
+                await client.status("r1", timeout_s=0.1)
 
     @pytest.mark.parametrize(
         ("exchange", "key", "message"),

@@ -31,6 +31,7 @@ async def test_closing_a_client_requeues_its_deliveries_in_order(broker_rig: Bro
         held = [await take(leaver, "work"), await take(leaver, "work")]
     await wait_ready(broker, "work", 3)
 
+    assert all(each.has_returned() for each in held)
     assert [await each.settle(Settlement.ACK) for each in held] == [False, False]
     again = [await take(broker, "work") for _ in range(3)]
     assert [(each.body.decode(), each.redelivered, each.delivery_count) for each in again] == [
@@ -47,9 +48,11 @@ async def test_a_lost_connection_makes_deliveries_stale_and_requeues_them(broker
     await declare(broker, WORK)
     await publish(broker, "work", *"abc")
     held = [await take(broker, "work"), await take(broker, "work")]
+    before = [each.has_returned() for each in held]
     await broker_rig.drop(broker)
 
     assert losses == [None]
+    assert (before, [each.has_returned() for each in held]) == ([False] * 2, [True] * 2)
     assert [await each.settle(Settlement.ACK) for each in held] == [False, False]
     assert list("abc") == await take_bodies(broker, "work", 3)
 
@@ -68,6 +71,7 @@ async def test_a_lost_connection_restores_exclusive_queue_binding_and_subscripti
     await recorder.wait(2)
 
     assert recorder.bodies == ["before", "after"]
+    assert [each.has_returned() for each in recorder.deliveries] == [True, False]
     assert [await each.settle(Settlement.ACK) for each in recorder.deliveries] == [False, True]
 
 

@@ -26,6 +26,7 @@ from shared.contracts.requests import (
     Usage,
 )
 from shared.producer.generation import Generation
+from shared.tracing.context import TraceContext
 
 WIDTH = 4
 
@@ -87,10 +88,10 @@ class Producer:
         body: InferenceRequest,
         *,
         reply: ReplyMode,
-        traceparent: str | None,
+        trace: TraceContext | None,
         digest: str | None,
     ) -> Generation:
-        assert (traceparent, digest) == (None, None)
+        assert (trace, digest) == (None, None)
         self.bodies.append(body)
         self.modes.append(reply)
         self.generations.append(Generation(RequestId(body.id or ""), cancel=self._cancel))

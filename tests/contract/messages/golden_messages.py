@@ -17,6 +17,7 @@ from tests.contract.messages.examples import (
     requests,
     routing,
     stored,
+    stories,
     telemetry,
     tenants,
 )
@@ -31,6 +32,7 @@ EXAMPLES: tuple[Message, ...] = (
     *requests.EXAMPLES,
     *routing.EXAMPLES,
     *stored.EXAMPLES,
+    *stories.EXAMPLES,
     *telemetry.EXAMPLES,
     *tenants.EXAMPLES,
 )

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from ops.bench.postgres import PrivatePostgres
 from shared.store.migrating import migrate
 from shared.store.settings import StoreSettings
 from shared.store.store import Store
-from tests.postgres import PrivatePostgres
 from tests.stores import ManualClock, open_store, place, settings_of
 
 DATABASES = ("sqlite", "postgresql")

@@ -4,7 +4,7 @@ import pytest
 
 from shared.contracts.errors import StaleLeaseError
 from shared.store.leases import Lease
-from shared.store.objects.batches import JOB, BatchCounts, BatchEnd, BatchStatus
+from shared.store.objects.batches import JOB, BatchCounts, BatchEnd, BatchStatus, KeptBatches
 from shared.store.store import Store
 from tests.stores import ACME, NOW, OTHER, ManualClock, a_batch, a_file
 
@@ -157,3 +157,40 @@ async def test_a_file_is_read_until_its_batch_has_ended(store: Store):
     assert await store.batches.reads(ACME, batch.input_file_id)
     assert not await store.batches.reads(OTHER, batch.input_file_id)
     assert not await store.batches.reads(ACME, ended.input_file_id)
+
+
+async def test_batches_are_removed_once_their_time_since_the_end_has_passed(
+    store: Store, clock: ManualClock
+):
+    old = a_batch(status=BatchStatus.COMPLETED, ended_at=NOW)
+    young = a_batch(status=BatchStatus.EXPIRED, ended_at=NOW + 50.0)
+    running = a_batch()
+    others = a_batch(OTHER, status=BatchStatus.FAILED, ended_at=NOW)
+    for batch in (old, young, running, others):
+        await store.batches.add(batch)
+    lease = await lease_of(store, old.id)
+    kept = KeptBatches(default_s=100.0, tenants_s={OTHER: None})
+    before = await store.batches.remove_ended(lease, kept, limit=9)
+    clock.now += 100.0
+    lease = await lease_of(store, old.id)
+    removed = await store.batches.remove_ended(lease, kept, limit=9)
+    left = [batch.id for batch in (await store.batches.page(ACME, limit=9))[0]]
+
+    assert (before, removed) == (0, 1)
+    assert sorted(left) == sorted([young.id, running.id])
+    assert await store.batches.get(OTHER, others.id) == others
+
+
+async def test_times_of_tenants_replace_the_default_when_batches_are_removed(
+    store: Store, clock: ManualClock
+):
+    batches = [a_batch(OTHER, status=BatchStatus.COMPLETED, ended_at=NOW) for _ in range(3)]
+    for batch in batches:
+        await store.batches.add(batch)
+    clock.now += 10.0
+    lease = await lease_of(store, batches[0].id)
+    forever = await store.batches.remove_ended(lease, KeptBatches(default_s=None), limit=9)
+    kept = KeptBatches(default_s=100.0, tenants_s={OTHER: 5.0})
+    removed = [await store.batches.remove_ended(lease, kept, limit=2) for _ in range(3)]
+
+    assert (forever, removed) == (0, [2, 1, 0])

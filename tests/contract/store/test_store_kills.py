@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ops.bench.postgres import PrivatePostgres
 from shared.store.settings import StoreSettings
-from tests.postgres import PrivatePostgres
 from tests.stores import ACME, open_store, place
 
 LEAST_COMMITTED = 12

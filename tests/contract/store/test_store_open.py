@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from sqlalchemy import text
 
+from ops.bench.postgres import PrivatePostgres
 from shared.contracts.errors import SettingsError, StoreUnavailableError
 from shared.store.location import Host
 from shared.store.migrating import migrate
 from shared.store.settings import StoreSettings
 from shared.store.store import HOST_LEASE_S
 from tests.brokers import eventually
-from tests.postgres import PrivatePostgres
 from tests.stores import ManualClock, a_file, open_store, place, put, settings_of
 from tests.tcp_proxy import TcpProxy
 

@@ -101,6 +101,42 @@ async def test_waiters_get_the_final_until_they_are_forgotten(store: Store):
     assert (last.final, last.waiters) == (b"answer", ())
 
 
+async def test_end_has_the_run_that_answered_if_no_start_was_reported(store: Store):
+    run = Started(tenant=ACME, request_id=ID, instance_id=InstanceId("a0"), at=NOW + 1.0)
+    await claim(store)
+    await store.requests.mark_grouped([GROUPED])
+    await store.requests.end([msgspec.structs.replace(ended(), answered_by=run)])
+    found = await store.requests.get(ACME, ID)
+    await store.requests.mark_started([run])
+
+    assert found is not None
+    assert (found.instance_id, found.started_at, found.runs) == ("a0", NOW + 1.0, 1)
+    assert await store.requests.get(ACME, ID) == found
+
+
+async def test_end_with_a_run_keeps_the_number_of_reported_runs(store: Store):
+    first = Started(tenant=ACME, request_id=ID, instance_id=InstanceId("a0"), at=NOW + 1.0)
+    second = msgspec.structs.replace(first, instance_id=InstanceId("a1"), at=NOW + 2.0)
+    await claim(store)
+    await store.requests.mark_grouped([GROUPED])
+    await store.requests.mark_started([first])
+    await store.requests.mark_started([second])
+    await store.requests.end([msgspec.structs.replace(ended(), answered_by=second)])
+    found = await store.requests.get(ACME, ID)
+
+    assert found is not None
+    assert (found.instance_id, found.started_at, found.runs) == ("a1", NOW + 2.0, 2)
+
+
+async def test_a_claimed_call_has_its_endpoint(store: Store):
+    asked = msgspec.structs.replace(asking(), endpoint="/v1/embeddings")
+    await store.requests.claim([asked], "grouper-1")
+    found = await store.requests.get(ACME, ID)
+
+    assert found is not None
+    assert (found.endpoint, found.model) == ("/v1/embeddings", "tiny")
+
+
 async def test_another_body_under_the_id_is_a_conflict_and_another_tenant_is_not(store: Store):
     await claim(store)
 

@@ -11,12 +11,12 @@ import httpx
 import msgspec
 import pytest
 
+from ops.bench.postgres import PrivatePostgres
 from ops.broker import PrivateNode
 from services.mesh.processes import ProcessMesh
 from shared.store.migrating import migrate
 from tests.brokers import release_of
 from tests.e2e.meshes import LLAMA, mesh_spec
-from tests.postgres import PrivatePostgres
 from tests.stores import place, settings_of
 
 pytestmark = pytest.mark.rabbitmq

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import openai
 import pytest
 import pytest_asyncio
+from openai.types import Batch
 
 from services.mesh.processes import ProcessMesh
 from shared.api.calls import EMBEDDINGS
@@ -36,6 +38,8 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 CLASSIFY = "tiny-classify"
+LEASE_S = 2.0
+NUM_KILLED_LINES = 600
 Body = dict[str, Any]
 GOOD: list[Body] = [
     {"input": TEXTS[0]},
@@ -93,7 +97,7 @@ async def rig(
             agents=1,
             registry=registry,
             agent_settings={"initial_model": EMBED},
-            gateway={"front": "vllm", "store": store},
+            gateway={"front": "vllm", "store": store, "batches": {"lease_s": LEASE_S}},
             planner={"store": store},
         )
         async with (
@@ -111,22 +115,41 @@ def a_line(number: int, body: Body) -> bytes:
     return json.dumps(line).encode() + b"\n"
 
 
-async def results_of(rig: Rig, bodies: list[Body]) -> dict[str, Any]:
-    """Run a batch of *bodies*; `custom_id` -> its line of the output or error file."""
+async def created(rig: Rig, bodies: list[Body]) -> Batch:
+    """A batch of *bodies*."""
     content = b"".join(a_line(number, body) for number, body in enumerate(bodies))
     file = await rig.client.files.create(file=("lines.jsonl", content), purpose="batch")
-    batch = await rig.client.batches.create(
+    return await rig.client.batches.create(
         input_file_id=file.id, endpoint=EMBEDDINGS, completion_window="24h"
     )
+
+
+async def until(rig: Rig, batch: Batch, num_completed: int | None = None) -> Batch:
+    """The batch, once it has ended or *num_completed* of its lines have answers."""
     async with asyncio.timeout(240):
         while batch.status in ("validating", "in_progress", "finalizing"):
+            counts = batch.request_counts
+            if num_completed is not None and counts and counts.completed >= num_completed:
+                return batch
             await asyncio.sleep(0.2)
-            batch = await rig.client.batches.retrieve(batch.id)
+            with suppress(openai.APIConnectionError, openai.InternalServerError):
+                batch = await rig.client.batches.retrieve(batch.id)
+    return batch
+
+
+async def lines_of(rig: Rig, batch: Batch) -> list[Any]:
+    """Lines of the output and error files of a completed batch."""
     assert batch.status == "completed"
     lines: list[Any] = []
     for file_id in filter(None, (batch.output_file_id, batch.error_file_id)):
         text = (await rig.client.files.content(file_id)).text
         lines += map(json.loads, text.splitlines())
+    return lines
+
+
+async def results_of(rig: Rig, bodies: list[Body]) -> dict[str, Any]:
+    """Run a batch of *bodies*; `custom_id` -> its line of the output or error file."""
+    lines = await lines_of(rig, await until(rig, await created(rig, bodies)))
     assert len(lines) == len(bodies)
     return {line["custom_id"]: line for line in lines}
 
@@ -208,3 +231,23 @@ async def test_submit_prints_the_response(rig: Rig):
     assert ran.code == 0, ran.err
     assert close(unpacked(ran.json), unpacked(answer.json()))
     assert ran.json["usage"] == answer.json()["usage"]
+
+
+async def test_every_line_has_its_vector_once_though_agent_and_gateway_are_killed(rig: Rig):
+    bodies: list[Body] = [
+        {"model": EMBED, "input": f"line {number}"} for number in range(NUM_KILLED_LINES)
+    ]
+    batch = await until(rig, await created(rig, bodies), NUM_KILLED_LINES // 5)
+    at_kill = batch.status
+    for name in ("agent-a0", "gateway"):
+        await rig.mesh.kill(name)
+        await rig.mesh.restart(name)
+    lines = await lines_of(rig, await until(rig, batch))
+    checked = range(0, NUM_KILLED_LINES, NUM_KILLED_LINES // 10)
+    answers = [await rig.http.post(EMBEDDINGS, json=bodies[number]) for number in checked]
+    found = {line["custom_id"]: line["response"]["body"] for line in lines}
+
+    assert at_kill == "in_progress"
+    assert [line["custom_id"] for line in lines] == [f"c{n}" for n in range(NUM_KILLED_LINES)]
+    for number, answer in zip(checked, answers, strict=True):
+        assert close(found[f"c{number}"], answer.json())

@@ -18,6 +18,7 @@ from services.gateway.door import REFUSED_HEADERS, ROUTES
 from services.gateway.files.openapi import file_paths
 from services.gateway.requests.openapi import request_paths
 from services.gateway.responses.openapi import response_paths
+from services.gateway.stories import story_paths
 from services.mesh.processes import ProcessMesh
 from shared.api.calls import MAX_GRAMMAR_BYTES, REFUSED_FIELDS
 from shared.models.tiny import TINY_MODELS, TINY_POOLING_MODELS, make_tiny_models
@@ -310,7 +311,7 @@ async def test_openapi_document_has_the_open_routes_and_the_meshs_fields(http: h
     schemas = document["components"]["schemas"]
     references = set(re.findall(r"#/components/schemas/([^\"]+)", json.dumps(document)))
 
-    stored = (file_paths(), request_paths(), batch_paths(), response_paths())
+    stored = (file_paths(), request_paths(), batch_paths(), response_paths(), story_paths())
     own = {path for paths, _ in stored for path in paths}
     headers = {
         path: {each["name"] for each in document["paths"][path]["post"]["parameters"]}

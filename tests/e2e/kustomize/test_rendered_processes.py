@@ -16,6 +16,7 @@ import aiohttp
 import openai
 import pytest
 
+from ops.bench.postgres import PrivatePostgres
 from ops.broker import PrivateNode
 from services.agent.backends.vllm.front.process import vllm_unavailable_reason
 from shared.models.tiny import make_tiny_models
@@ -23,7 +24,6 @@ from tests.agents.openai_server import OpenAiServer
 from tests.brokers import release_of
 from tests.e2e.kustomize.cluster_api import ClusterApi
 from tests.e2e.kustomize.kubelet import LocalPod, Machine, running
-from tests.postgres import PrivatePostgres
 from tests.requirements import absent
 from tests.unit.ops.deployment import ROOT
 from tests.unit.ops.kustomize.manifests import DATABASE, OWN, Manifests, deployable, kubectl, render

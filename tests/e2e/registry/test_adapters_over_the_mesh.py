@@ -14,7 +14,7 @@ import msgspec
 import openai
 import pytest
 
-from services.mesh.models.cli import main as models
+from services.mesh.cli import main
 from services.mesh.processes import ProcessMesh
 from shared.contracts.base import ModelName
 from shared.contracts.requests import RequestCompleted
@@ -119,7 +119,7 @@ async def check_http(mesh: ProcessMesh, registry: Path, directory: Path) -> None
         plain = await client.completions.create(
             model=LLAMA, prompt="a queue", max_tokens=20, temperature=0
         )
-        assert await asyncio.to_thread(models, arguments) == 0
+        assert await asyncio.to_thread(main, ["models", *arguments]) == 0
 
         async def is_listed() -> bool:
             parents = {each.id: each.parent async for each in client.models.list()}  # type: ignore[attr-defined]  # vLLM's field

@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from services.mesh.models.cli import main as models
+from services.mesh.cli import main
 from services.mesh.processes import ProcessMesh
 from services.mesh.top import View, watch
 from shared.contracts.base import ModelName
@@ -141,7 +141,7 @@ async def test_changes_of_the_registry_take_effect_in_a_serving_mesh(
                     edit.add(written.entry(ModelName(ADDED)))
                 async with asyncio.timeout(PATIENCE_S):
                     duration_s = await seconds_to_answer(client, ADDED)
-                assert models(["remove", QWEN, "--registry", str(path)]) == 0
+                assert main(["models", "remove", QWEN, "--registry", str(path)]) == 0
                 await eventually(lambda: is_unknown(client, QWEN))
                 finals = [(await read(each)).final for each in generations]
                 assert all(isinstance(final, RequestCompleted) for final in finals)

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from ops.bench.postgres import PrivatePostgres
 from ops.ports import free_port
 from services.mesh.processes import MeshProcess, ProcessMesh
 from shared.broker import topology
@@ -21,7 +22,7 @@ from shared.contracts.stored import RequestAsked, RequestState, RequestStatus
 from shared.store.migrating import migrate
 from tests.brokers import RabbitServer, eventually, rabbit_targets
 from tests.e2e.meshes import LLAMA, mesh_spec
-from tests.postgres import PrivatePostgres
+from tests.postgres import new_postgres
 from tests.stores import place, settings_of
 
 pytestmark = [pytest.mark.rabbitmq, pytest.mark.asyncio(loop_scope="module")]
@@ -48,7 +49,7 @@ async def rig(
     rabbit_servers: Callable[[str], RabbitServer], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Rig]:
     directory = tmp_path_factory.mktemp("requests")
-    postgres = await asyncio.to_thread(PrivatePostgres)
+    postgres = await asyncio.to_thread(new_postgres)
     try:
         await asyncio.to_thread(postgres.start)
         settings = settings_of(postgres.url(await postgres.create()), directory / "data")
@@ -173,7 +174,7 @@ async def test_other_body_under_the_key_is_a_conflict_at_both_gateways(rig: Rig)
 
 
 async def test_client_that_leaves_gets_its_answer_from_the_other_gateway(rig: Rig):
-    headers, asked = keyed(), body(max_tokens=200)
+    headers, asked = keyed(), body(max_tokens=200, ignore_eos=True)
     with pytest.raises(httpx.TimeoutException):
         await rig.gateways[0].post(COMPLETIONS, json=asked, headers=headers, timeout=0.1)
     answer = await rig.gateways[1].post(COMPLETIONS, json=asked, headers=headers)

@@ -185,23 +185,16 @@ async def test_servers_come_and_go(tmp_path: Path) -> None:
         first, second = fleet.servers
         for server in fleet.servers.values():
             server.token_s = 0.01
-        both = await instances_of(producer, 40)
+
+        async def uses(*urls: str) -> bool:
+            """Whether 40 concurrent requests are served by exactly these servers."""
+            return await instances_of(producer, 40) == {instance(url) for url in urls}
+
+        await eventually(lambda: uses(first, second), within_s=20.0)
         third = await fleet.add(token_s=0.01)
-
-        async def used() -> bool:
-            return instance(third) in await instances_of(producer, 40)
-
-        async with asyncio.timeout(5):
-            while not await used():
-                pass
+        await eventually(lambda: uses(first, second, third), within_s=20.0)
         fleet.write(second, third)
-
-        async def left() -> bool:
-            return instance(first) not in await instances_of(producer, 20)
-
-        await eventually(left)
-
-    assert both == {instance(first), instance(second)}
+        await eventually(lambda: uses(second, third), within_s=20.0)
 
 
 async def test_requests_of_a_lost_server_are_served_elsewhere(tmp_path: Path) -> None:

@@ -193,6 +193,20 @@ async def test_api_that_refuses_is_named_and_known_endpoints_count_meanwhile(
         await become(endpoints, FIRST, SECOND)
 
 
+async def test_bug_in_the_watch_is_raised_where_the_endpoints_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def broken(_slices: EndpointSlices) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(EndpointSlices, "_changes", broken)
+    async with watching(Cluster()) as endpoints:
+        assert await urls(endpoints) == [FIRST]
+        await asyncio.sleep(0)  # the watch begins
+        with pytest.raises(ZeroDivisionError):
+            await endpoints.now()
+
+
 @pytest.mark.parametrize(("port", "found"), [("http", True), ("9000", True), ("grpc", False)])
 async def test_port_is_selected_by_name_or_number(port: str, found: bool) -> None:  # noqa: FBT001 - a parameter of the test
     async with watching(Cluster(), f"kubernetes://models/chat?port={port}") as endpoints:

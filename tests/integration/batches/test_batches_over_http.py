@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from ops.ports import free_port
-from services.mesh.batch.cli import main
+from services.mesh.cli import main
 from services.mesh.embedded import EmbeddedMesh
 from services.mesh.spec import EMBEDDED, AgentSpec, MeshSpec
 from shared.models.tiny import make_tiny_models
@@ -186,7 +186,7 @@ async def test_an_ended_batch_cannot_be_cancelled(client: openai.AsyncOpenAI):
 
 async def run(url: str, *arguments: str) -> int:
     """Run `headway batch` in a thread, since it has an event loop of its own."""
-    return await asyncio.to_thread(main, [arguments[0], "--url", url, *arguments[1:]])
+    return await asyncio.to_thread(main, ["batch", arguments[0], "--url", url, *arguments[1:]])
 
 
 async def test_the_command_submits_waits_and_writes_the_results(

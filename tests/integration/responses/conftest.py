@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from ops.bench.postgres import PrivatePostgres
 from shared.store.migrating import migrate
 from shared.store.settings import StoreSettings
-from tests.postgres import PrivatePostgres
 from tests.stores import ManualClock, place, settings_of
 
 

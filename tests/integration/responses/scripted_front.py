@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.door import INTERNAL
+from services.gateway.admission import INTERNAL
 from services.gateway.responses.feed import Feed
 from services.gateway.responses.run import RunTools
 from services.gateway.responses.runner import Runner
@@ -188,7 +188,7 @@ async def gateway_parts(
         )
         entry = ModelEntry(name=ModelName(MODEL), takes="bodies", max_model_len=512)
         registry = ModelRegistry([entry])
-        async with Runner(store, tools, max_running=max_running) as runner:
+        async with Runner(store, tools, max_running=max_running).running() as runner:
             responses = Responses(store, settings, registry, runner, feed)
             yield Parts(store, front, feed, runner, responses, cancelled)
         # White box: a cancelled query closes its connection later, which must be before the end of

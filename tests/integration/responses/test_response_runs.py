@@ -447,3 +447,21 @@ async def test_many_streams_are_cut_and_resumed_elsewhere_while_a_gateway_is_kil
         assert [event.number for event in events] == list(range(len(events)))
         assert text_in(events) == TEXT
         assert events[-1].type == "response.completed"
+
+
+@ONLY_SQLITE
+async def test_a_bug_in_a_loop_of_the_runner_ends_its_context(
+    settings: StoreSettings, monkeypatch: pytest.MonkeyPatch
+):
+    async def broken(*_args: object, **_fields: object) -> None:
+        raise ZeroDivisionError
+
+    async def run() -> None:
+        async with asyncio.timeout(30), gateway_parts(settings, ScriptedFront()) as parts:
+            monkeypatch.setattr(type(parts.store.responses), "take_over", broken)
+            await asyncio.Event().wait()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await run()
+
+    assert caught.value.subgroup(ZeroDivisionError) is not None

@@ -12,6 +12,7 @@ import msgspec
 import openai
 import pytest
 
+from ops.bench.postgres import PrivatePostgres
 from services.gateway.files.retention import Retention
 from shared.models.tiny import make_tiny_models
 from shared.store.bodies import Bodies
@@ -20,7 +21,6 @@ from shared.store.migrating import migrate
 from shared.store.settings import StoreSettings
 from tests.brokers import MEMORY, BrokerRig, eventually
 from tests.integration.gateway_rig import GatewayRig, http_client, running_gateway
-from tests.postgres import PrivatePostgres
 from tests.stores import ManualClock, a_file, open_store, place, put, settings_of
 from tests.tcp_proxy import TcpProxy
 

@@ -115,7 +115,7 @@ def _forgets_the_window(patch: pytest.MonkeyPatch) -> None:
         request = held.request
         submit(requests, held, run)
         if request.request_id not in requests.window:
-            requests.window.add(request)
+            requests.window.add(request, held.rank)
 
     patch.setattr(Requests, "submit", kept)
 

@@ -28,16 +28,21 @@ steps = st.lists(
 
 
 class World:
-    """A queue with its sources, and a leader's counts of it."""
+    """
+    A queue with its sources, and a leader's counts of it.
 
-    def __init__(self) -> None:
+    Args:
+        known: Sources that report before they use the queue.
+    """
+
+    def __init__(self, known: tuple[str, ...] = SOURCES) -> None:
         self.ready = 0
         self.put: Counter[str] = Counter()
         self.pulled: Counter[str] = Counter()
         self.now = 0.0
-        self.counts = QueueCounts()
+        self.counts = QueueCounts(self.now)
         self.pending: tuple[Audit, int] | None = None
-        for source in SOURCES:
+        for source in known:
             self.report(source)
 
     def report(self, source: str) -> None:
@@ -80,6 +85,13 @@ class World:
         self.counts.counted(audit, {LANE: self.ready}, self.now)
         self.all_report()
 
+    def wait(self, seconds: int) -> None:
+        """Let time pass in which the leader counts the queue whenever it is due."""
+        for _ in range(seconds):
+            if LANE in self.counts.due:
+                self.quiet_audit()
+            self.all_report()
+
     @property
     def waiting(self) -> int:
         return self.counts.waiting().get(LANE, 0)
@@ -107,6 +119,17 @@ def test_two_audits_without_traffic_correct_any_wrong_count(
     world.all_report()
     for _ in range(2):
         world.quiet_audit()
+    assert world.waiting == world.ready
+
+
+@given(steps)
+def test_counts_are_right_soon_after_traffic_that_began_before_the_first_reports(
+    taken: list[tuple[Step, str, float]],
+):
+    world = World(known=())
+    world.run(taken)
+    world.take(Step.TAKE_IN, "")
+    world.wait(10)
     assert world.waiting == world.ready
 
 

@@ -21,6 +21,7 @@ from solver.scheduling.engine.decision import (
     SchedulingPolicy,
 )
 from solver.scheduling.engine.latency import LatencyTable
+from tests.e2e.guides.guide_blocks import module_of
 
 KV_TOKENS = 2048
 TABLE = LatencyTable(
@@ -119,6 +120,20 @@ def test_all_work_ends_and_memory_is_free_again(name: str, arrivals: list[Arriva
     assert [r.num_output_tokens for r in requests] == [r.output_tokens for r in requests]
     assert replica.num_unfinished == 0
     assert replica.free_blocks == KV_TOKENS // LIMITS.block_tokens
+
+
+OWN = module_of("own-policy", "aged_short")
+
+
+@given(arrivals=ARRIVALS)
+def test_policy_of_the_guide_keeps_the_same_rules(arrivals: list[Arrival]) -> None:
+    (first, requests), (second, _) = (
+        run(Checked(OWN.AgedShort(TABLE)), arrivals) for _ in range(2)
+    )
+
+    assert [r.num_output_tokens for r in requests] == [r.output_tokens for r in requests]
+    assert first.free_blocks == KV_TOKENS // LIMITS.block_tokens
+    assert first.totals.steps == second.totals.steps
 
 
 @given(arrivals=ARRIVALS)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solver.storage.expected_end import ExpectedEnd
+from solver.storage.expected_end import ExpectedEnd, ResultPace
 
 NUM_TRACES = 60
 NUM_LINES = 600
@@ -75,6 +75,38 @@ def test_median_errors_are_small_under_changing_load(load: Load):
     medians = {share: float(np.median([each[share] for each in errors])) for share in LIMITS}
 
     assert all(medians[share] <= limit for share, limit in LIMITS.items()), medians
+
+
+def test_time_before_the_first_end_does_not_count():
+    expected = ExpectedEnd(num_lines=200, num_ended=0, now=0.0)
+    for second in range(1, 31):
+        expected.observe(0, float(second))
+    for second in range(31, 41):
+        expected.observe(5 * (second - 30), float(second))
+
+    assert expected.expected_at() == pytest.approx(70.0)
+
+
+def test_batch_ends_when_its_results_are_written():
+    pace = ResultPace()
+    for _ in range(20):
+        pace.observe(num_lines=1000, elapsed_s=4.0)
+    results_s = pace.expected_s(100)
+    expected = ExpectedEnd(num_lines=100, num_ended=0, now=0.0, results_s=results_s)
+    expected.observe(50, 10.0)
+
+    assert results_s == pytest.approx(0.4)
+    assert expected.expected_at() == pytest.approx(20.4)
+
+
+@pytest.mark.parametrize(
+    ("num_lines", "elapsed_s"), [(0, 4.0), (10, -3.0)], ids=["no lines", "clock set back"]
+)
+def test_some_batches_say_nothing_about_the_time_of_results(num_lines: int, elapsed_s: float):
+    pace = ResultPace()
+    pace.observe(num_lines=num_lines, elapsed_s=elapsed_s)
+
+    assert pace.expected_s(100) == ResultPace().expected_s(100)
 
 
 def test_there_is_no_estimate_before_lines_have_ended():

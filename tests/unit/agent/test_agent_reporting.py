@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.agent.reporting import MAX_ITERATIONS
+from services.agent.telemetry.reporting import MAX_ITERATIONS
 from shared.broker import topology
 from shared.contracts.base import Decoder
 from shared.contracts.telemetry import EngineIteration, IterationsObserved, LanesPulled

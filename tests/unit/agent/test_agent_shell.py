@@ -1,12 +1,14 @@
 """The shell: pulls, calls of the engine, claims, timers, and a lost connection."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from services.agent.runs import ADAPTER_WAIT_S
+from services.agent.shell import MOST_EVENTS_AT_ONCE
 from shared.broker import topology
 from shared.broker.protocol import Delivery, OutMessage
 from shared.contracts.control import LsoOutcome, LsoSwapOut, LsoWarm
@@ -22,6 +24,7 @@ from shared.contracts.requests import FinishReason, ModelRef, QueuedRequest
 from shared.models.registry import ModelRegistry, digest_of, write_registry
 from shared.models.tiny import make_tiny_models
 from solver.instance.commands import Command
+from solver.instance.events import EngineDied, Event
 from solver.instance.models import GRACE_S
 from tests.agents.rig import I1, LANE, REPLY, RESUME, AgentRig, R, counted, open_agent
 from tests.agents.scripted_engine import AbleEngine
@@ -285,3 +288,27 @@ async def test_a_name_is_used_again_when_its_former_model_is_released(
         status = await rig.status()
         assert status.registry is not None
         assert (status.releasing, status.registry.pending) == ((), {})
+
+
+async def test_events_that_follow_from_each_other_leave_turns_to_others(
+    rig: AgentRig, monkeypatch: pytest.MonkeyPatch
+):
+    """A decision that repeats itself must not stop the heartbeats of connections."""
+    left = 10 * MOST_EVENTS_AT_ONCE
+
+    def again(event: Event, _now: float) -> Sequence[Command]:
+        nonlocal left
+        if isinstance(event, EngineDied) and left:
+            left -= 1
+            rig.engine.die()
+        return ()
+
+    turns = 0
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.instance, "handle", again)
+        rig.engine.die()
+        while left:
+            turns += 1
+            await asyncio.sleep(0)
+
+    assert turns >= 9

@@ -1,6 +1,5 @@
 """`headway-agent drain`: conditions under which an instance counts as drained."""
 
-import argparse
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -54,7 +53,6 @@ async def drained(
 
     monkeypatch.setattr(cli, "broker_factory", lambda _url: connect)
     monkeypatch.setattr(cli, "next_status", next_status)
-    given = argparse.Namespace(exit=exits, timeout=timeout_s, json=True)
     async with MemoryBroker(hub) as agent:
         await topology.declare(agent)
         queue = topology.private_queue("agent.i1")
@@ -63,7 +61,9 @@ async def drained(
         binding = BindingSpec(exchange=topology.CONTROL, queue=queue.name, routing_key=key)
         await agent.bind(binding)
         await agent.consume(queue.name, heard, prefetch=1)
-        return await cli.drain(Settings(instance_id="i1"), given)
+        return await cli.drain(
+            settings=Settings(instance_id="i1"), exits=exits, timeout_s=timeout_s, json=True
+        )
 
 
 async def test_instance_that_reports_empty_is_drained(

@@ -1,13 +1,13 @@
 """Operators' commands: from the command line over the broker to an operation, and back."""
 
-import argparse
+from types import SimpleNamespace
 
 import pytest
 
 from services.agent.cli import CLI
 from services.agent.settings import Settings
 from services.agent.verbs import cli_lso as cli
-from services.agent.verbs.cli_lso import SUB_VERBS, order
+from services.agent.verbs.cli_lso import LSO, order
 from shared.broker import topology
 from shared.broker.protocol import BindingSpec, PublishOutcome
 from shared.contracts.base import Decoder, InstanceId
@@ -15,14 +15,17 @@ from shared.contracts.control import (
     EvictRequest,
     LsoActivate,
     LsoAnswered,
+    LsoCheckpoint,
     LsoClear,
     LsoCommand,
     LsoOutcome,
     LsoPull,
+    LsoRun,
     LsoSet,
     LsoSwapIn,
     LsoSwapOut,
 )
+from shared.runtime.lifecycle import EXIT_OK, EXIT_USAGE
 from solver.instance.operations import OPERATIONS
 from solver.planning.lso.operations import Lso
 from tests.agents.rig import I1, REPLY, RESUME, AgentRig, R, counted
@@ -95,8 +98,33 @@ async def test_result_is_none_if_no_answer_arrives_in_time(rig: AgentRig):
     assert await order(rig.far, LsoPull(instance_id=InstanceId("silent")), timeout_s=0.05) is None
 
 
-def parsed(*arguments: str) -> argparse.Namespace:
-    return CLI._parser().parse_args(["lso", *arguments])
+class Sent:
+    """Commands that the verbs send, and how they send them."""
+
+    def __init__(self) -> None:
+        self.settings: Settings | None = None
+        self.commands: list[LsoCommand] = []
+        self.as_json = False
+
+    async def ordered(
+        self, settings: Settings, command: LsoCommand, *, timeout_s: float, as_json: bool
+    ) -> int:
+        assert timeout_s == cli.DEFAULT_TIMEOUT_S
+        self.settings, self.as_json = settings, as_json
+        self.commands.append(command)
+        return EXIT_OK
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
+    """The commands are recorded instead of being sent."""
+    sent = Sent()
+    monkeypatch.setattr(cli, "ordered", sent.ordered)
+    return sent
+
+
+def lso(line: str) -> int:
+    return CLI.main(["lso", *line.split(), "--set", "instance_id=i1"])
 
 
 @pytest.mark.parametrize(
@@ -106,30 +134,35 @@ def parsed(*arguments: str) -> argparse.Namespace:
         ("evict r", EvictRequest(instance_id=I1, request_id=R)),
         ("swap-out r --rest 2", LsoSwapOut(instance_id=I1, request_id=R, rest_s=2.0)),
         ("swap-in r", LsoSwapIn(instance_id=I1, request_id=R)),
+        ("checkpoint r", LsoCheckpoint(instance_id=I1, request_id=R)),
         ("checkpoint --clear", LsoClear(instance_id=I1)),
         ("activate tiny-llama-b", LsoActivate(instance_id=I1, model=OTHER)),
         ("set --max-running 4", LsoSet(instance_id=I1, max_running=4)),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_each_command_line_maps_to_a_command(line: str, command: LsoCommand):
-    given = parsed(*line.split())
-    sub_verb = next(each for each in SUB_VERBS if each.name == given.lso)
-
-    assert sub_verb.command(I1, given) == command
+def test_each_command_line_maps_to_a_command(line: str, command: LsoCommand, sent: Sent):
+    assert lso(line) == EXIT_OK
+    assert sent.commands == [command]
 
 
 @pytest.mark.parametrize(
     "line",
-    ["", "dance", "evict", "pull --count 0", "checkpoint", "checkpoint r --clear",
-     "swap-out r --rest -1", "set --token-budget 0"],
+    ["", "dance", "evict", "pull --count 0", "swap-out r --rest -1", "set --token-budget 0",
+     "evict r r2", "evict r --count 1"],
 )  # fmt: skip
 def test_invalid_values_are_usage_errors(line: str, capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit) as exited:
-        parsed(*line.split())
-
-    assert exited.value.code == 2
+    assert lso(line) == EXIT_USAGE
     assert "usage: headway-agent lso" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["checkpoint", "checkpoint r --clear"])
+def test_a_checkpoint_is_of_one_request_or_all_are_dropped(
+    line: str, sent: Sent, capsys: pytest.CaptureFixture[str]
+):
+    assert lso(line) == EXIT_USAGE
+    assert "lso checkpoint: needs either REQUEST or --clear" in capsys.readouterr().err
+    assert sent.commands == []
 
 
 @pytest.mark.parametrize(
@@ -146,9 +179,7 @@ def test_invalid_values_are_usage_errors(line: str, capsys: pytest.CaptureFixtur
 def test_usage_error_names_the_wrong_value(
     line: str, message: str, capsys: pytest.CaptureFixture[str]
 ):
-    with pytest.raises(SystemExit):
-        parsed(*line.split())
-
+    assert lso(line) == EXIT_USAGE
     assert message in capsys.readouterr().err
 
 
@@ -160,37 +191,49 @@ def test_usage_error_names_the_wrong_value(
         (f"set --max-running {10**30}", "lso set: message breaks its schema"),
     ],
 )
-async def test_command_that_violates_the_schema_is_not_sent(
+def test_command_that_violates_the_schema_is_not_sent(
     line: str, message: str, capsys: pytest.CaptureFixture[str]
 ):
     """An agent would not answer a command that breaks the schema."""
-    assert await cli.lso(Settings(instance_id="i1", registry="unused"), parsed(*line.split())) == 2
+    assert lso(line) == EXIT_USAGE
     assert message in capsys.readouterr().err
 
 
-def test_settings_before_and_after_the_operation_both_apply():
-    given = parsed("--set", "instance_id=i1", "evict", "r", "--set", "log_level=info", "--json")
+def test_settings_before_and_after_the_operation_both_apply(sent: Sent):
+    assert lso("--set log_level=debug --json evict r") == EXIT_OK
+    assert sent.settings is not None
+    assert (sent.settings.instance_id, sent.settings.log_level) == ("i1", "debug")
+    assert sent.as_json
 
-    assert (given.set, given.json) == (["instance_id=i1", "log_level=info"], True)
 
-
-async def test_set_without_a_limit_is_a_usage_error(capsys: pytest.CaptureFixture[str]):
-    assert await cli.lso(Settings(instance_id="i1", registry="unused"), parsed("set")) == 2
+def test_set_without_a_limit_is_a_usage_error(capsys: pytest.CaptureFixture[str]):
+    assert lso("set") == EXIT_USAGE
     assert "--token-budget" in capsys.readouterr().err
 
 
-def test_every_command_has_an_operation_and_a_verb():
-    given = argparse.Namespace(
-        count=1, request_id=R, rest=0.0, clear=False, model=OTHER, token_budget=1, max_running=None
-    )
-    commands = {type(each.command(I1, given)) for each in SUB_VERBS} | {LsoClear}
+def test_every_command_has_an_operation_and_a_verb(sent: Sent):
+    arguments = {"set": "--token-budget 1", "warm": OTHER, "activate": OTHER}
+    arguments |= {"run": "make-room most=4 text=a=b"}
+    arguments |= dict.fromkeys(("checkpoint", "evict", "swap-out", "swap-in"), "r")
+    verbs = [name for name in LSO if not name.startswith("-")]
+    for verb in verbs:
+        assert lso(f"{verb} {arguments.get(verb, '')}") == EXIT_OK
+    commands = {type(each) for each in sent.commands} | {LsoClear}
 
-    assert commands == {*OPERATIONS, LsoActivate}
+    assert commands == {*OPERATIONS, LsoActivate, LsoRun}
     assert all(isinstance(make(_any(kind)), Lso) for kind, make in OPERATIONS.items())
-    assert all(f"lso {name}" in cli.EPILOG for name in ("evict", "swap-out", "activate", "set"))
+
+
+def test_arguments_of_an_added_operation_are_pairs(sent: Sent, capsys: pytest.CaptureFixture[str]):
+    assert lso("run make-room most=4 text=a=b") == EXIT_OK
+    assert sent.commands == [
+        LsoRun(instance_id=I1, operation="make-room", arguments={"most": "4", "text": "a=b"})
+    ]
+    assert lso("run make-room most") == EXIT_USAGE
+    assert "'most' must have the form NAME=VALUE" in capsys.readouterr().err
 
 
 def _any(kind: type) -> object:
-    return argparse.Namespace(
+    return SimpleNamespace(
         count=1, request_id=R, rest_s=0.0, model=OTHER, token_budget=1, max_running=1
     )

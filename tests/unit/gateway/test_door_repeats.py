@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from services.gateway.body import BodyMemory
 from services.gateway.call import Call, current
 from services.gateway.door import Door
 from services.gateway.metrics import GatewayMetrics
@@ -93,6 +94,7 @@ def rig_of(intake: IntakeRig, *, store: Any) -> Rig:
         tenants=Tenants(
             api_keys={}, default_tenant="acme", trust_fairness_header=False, max_outstanding=1
         ),
+        bodies=BodyMemory(2 * 4 * 2**20),
         producer=mesh,  # type: ignore[arg-type]  # a fake
         metrics=GatewayMetrics(CollectorRegistry()),
         clock=FakeClock(),

@@ -1,6 +1,5 @@
 """The command line of the gateway."""
 
-import argparse
 import asyncio
 from pathlib import Path
 
@@ -8,8 +7,8 @@ import msgspec
 import pytest
 
 from services.gateway.cli import main
-from services.gateway.tail import add_tail_arguments, line, print_until
-from shared.broker.connect import broker_user
+from services.gateway.tail import line, print_until
+from shared.broker.amqp.connection import broker_user
 from shared.contracts.base import InstanceId, ModelName, RequestId, TenantId
 from shared.contracts.qos import QosClass
 from shared.contracts.telemetry import RequestObserved
@@ -35,19 +34,12 @@ OBSERVED = RequestObserved(
 )
 
 
-def arguments(*argv: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--json", action="store_true")
-    add_tail_arguments(parser)
-    return parser.parse_args(argv)
-
-
 async def test_tail_prints_json_lines_up_to_its_limit(capsys: pytest.CaptureFixture[str]):
     observed: asyncio.Queue[RequestObserved] = asyncio.Queue()
     for _ in range(3):
         observed.put_nowait(OBSERVED)
 
-    await print_until(asyncio.Event(), observed, arguments("--json", "--limit", "2"))
+    await print_until(asyncio.Event(), observed, limit=2, as_json=True)
 
     lines = capsys.readouterr().out.splitlines()
     assert [msgspec.json.decode(text, type=RequestObserved) for text in lines] == [OBSERVED] * 2
@@ -57,7 +49,7 @@ async def test_tail_ends_at_the_stop_signal(capsys: pytest.CaptureFixture[str]):
     stop = asyncio.Event()
     stop.set()
 
-    await print_until(stop, asyncio.Queue(), arguments())
+    await print_until(stop, asyncio.Queue())
 
     assert capsys.readouterr().out == ""
 
@@ -105,9 +97,10 @@ def test_broker_user_comes_from_the_url(url: str, user: str):
         ({"keys_file": "{directory}/keys.json"}, "two keys have the id 'k'"),
         ({"identity_header": "x-forwarded-user"}, "identity_header needs trusted_proxies"),
         ({"trusted_proxies": '["proxy"]'}, "trusted_proxies"),
+        ({"max_open_body_bytes": "16777215"}, "at least 4 times limits.max_body_bytes"),
     ],
 )
-def test_check_config_names_mistakes_about_tenants(
+def test_check_config_names_mistakes_about_tenants_and_bodies(
     settings: dict[str, str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     (tmp_path / "bad.json").write_text('{"tenants": {"acme": {"rpm": 5}}}')

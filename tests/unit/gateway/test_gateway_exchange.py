@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from services.gateway.body import BodyMemory
 from services.gateway.exchange import Exchange
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.settings import Settings
@@ -31,17 +32,16 @@ class Producer:
         raise TransientError("the broker is unavailable")
 
 
-class Request:
-    """The parts of a request that an exchange uses; *read* is set when the body is read."""
+class Client:
+    """The `receive` of a client; *read* is set when the body is read."""
 
     def __init__(self) -> None:
-        self.headers: dict[str, str] = {}
-        self.scope: dict[str, Any] = {"client": ("127.0.0.1", 1)}
         self.read = asyncio.Event()
 
-    async def body(self) -> bytes:
+    async def receive(self) -> Any:
         self.read.set()
-        return msgspec.json.encode(COMPLETION | {"slo": {"ttlt_s": 30.0}})
+        body = msgspec.json.encode(COMPLETION | {"slo": {"ttlt_s": 30.0}})
+        return {"type": "http.request", "body": body, "more_body": False}
 
 
 async def _send(_message: Any) -> None: ...
@@ -56,6 +56,7 @@ def gateway_of(rig: IntakeRig, producer: Producer, clock: FakeClock) -> Gateway:
         tenants=Tenants(
             api_keys={}, default_tenant="acme", trust_fairness_header=False, max_outstanding=1
         ),
+        bodies=BodyMemory(2 * 4 * 2**20),
         producer=producer,  # type: ignore[arg-type]  # a fake
         metrics=GatewayMetrics(CollectorRegistry()),
         clock=clock,
@@ -64,19 +65,16 @@ def gateway_of(rig: IntakeRig, producer: Producer, clock: FakeClock) -> Gateway:
 
 
 async def test_arrival_time_precedes_the_wait_for_a_thread(intake_rig: IntakeRig) -> None:
-    clock, producer, request, free = FakeClock(), Producer(), Request(), Event()
-    endpoint = COMPLETIONS
-    exchange = Exchange(
-        gateway_of(intake_rig, producer, clock),
-        endpoint,
-        request,  # type: ignore[arg-type]  # a fake
-    )
+    clock, producer, client, free = FakeClock(), Producer(), Client(), Event()
+    scope = {"headers": [], "client": ("127.0.0.1", 1)}
+    gateway = gateway_of(intake_rig, producer, clock)
+    exchange = Exchange(gateway, COMPLETIONS, scope, client.receive)
     with ThreadPoolExecutor(max_workers=1) as threads:
         asyncio.get_running_loop().set_default_executor(threads)
         threads.submit(free.wait, 10)
         try:
             answering = asyncio.create_task(exchange.run(_send), name="exchange")
-            await request.read.wait()
+            await client.read.wait()
             clock.advance(7.0)
         finally:
             free.set()

@@ -17,7 +17,6 @@ from services.gateway.headers import (
     REQUEST_ID,
     TBT,
     TIMEOUT,
-    TRACEPARENT,
     TTFT,
     TTLT,
     Hints,
@@ -25,6 +24,7 @@ from services.gateway.headers import (
 )
 from shared.contracts.errors import ContractError
 from shared.contracts.qos import Importance
+from tests.tracing.spans import TRACE
 
 
 def test_without_headers_no_option_is_requested():
@@ -73,7 +73,7 @@ def test_unknown_headers_are_passed_unchanged():
         APPLICATION: "summaries",
         TIMEOUT: "2.5",
         REQUEST_ID: "abc",
-        TRACEPARENT: "00-1-2-01",
+        **TRACE.headers,
     }
 
     assert parse_hints(headers) == Hints(
@@ -83,7 +83,7 @@ def test_unknown_headers_are_passed_unchanged():
         application="summaries",
         timeout_s=2.5,
         client_request_id="abc",
-        traceparent="00-1-2-01",
+        trace=TRACE,
     )
 
 
@@ -98,6 +98,8 @@ def test_unknown_headers_are_passed_unchanged():
         (TBT[1], ""),
         (TTLT[0], "inf"),
         (PRIORITY, "1.5"),
+        (PRIORITY, "1001"),
+        (PRIORITY_LOWER_FIRST[0], "-1001"),
         (PRIORITY_LOWER_FIRST[1], "high"),
         (IMPORTANCE, "medium"),
         (APPLICATION, "x" * 129),

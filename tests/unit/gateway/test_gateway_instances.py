@@ -54,6 +54,17 @@ def test_silent_instances_are_not_counted(registry: ModelRegistry):
     assert instances.by_model()[MODEL] == {"serving": 0, "able": 0, "differing": []}
 
 
+def test_instances_that_reported_longest_ago_are_dropped_beyond_a_number(
+    registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("services.gateway.instances.MAX_INSTANCES", 2)
+    instances = Instances(registry=registry, clock=FakeClock(NOW))
+    for name in ("one", "two", "one", "three"):
+        instances.on_status(status(name, MODEL if name == "two" else OTHER, MODEL, OTHER))
+
+    assert instances.by_model()[OTHER] == {"serving": 2, "able": 2, "differing": []}
+
+
 def test_instances_with_other_files_are_named(registry: ModelRegistry):
     instances = Instances(registry=registry, clock=FakeClock(NOW))
     same, other = status("same", MODEL, MODEL, OTHER), status("other", MODEL, OTHER)

@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict, deque
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,8 +19,10 @@ from solver.instance import operations, views
 from solver.instance.instance import Instance
 from solver.instance.request import Held
 from solver.instance.state import InstanceSettings
+from solver.planning.added_operations import AddedOperation
 from solver.planning.lso.operations import Lso
 from solver.planning.lso.results import LsoResult
+from solver.scheduling.pulling import deference_s
 from tests.clocks import NOW
 from tests.queued import LAYOUT, MODEL, OTHER
 
@@ -53,6 +56,7 @@ class Driver:
         requests: Requests that wait in their lanes at the start.
         model: The model that is active at the start; None: none is active.
         engine: Fields of `EngineView`.
+        operations: Operations of packages.
         settings: Fields of `InstanceSettings`; by default, the engine can do everything.
     """
 
@@ -61,6 +65,7 @@ class Driver:
         *requests: QueuedRequest,
         model: ModelName | None = MODEL,
         engine: dict[str, Any] | None = None,
+        operations: Mapping[str, AddedOperation] | None = None,
         **settings: Any,
     ) -> None:
         constants: dict[str, Any] = {
@@ -76,7 +81,9 @@ class Driver:
             for name, size in ((MODEL, 1000), (OTHER, 2000))
         }
         self.now = NOW
-        self.instance = Instance(InstanceSettings(**(constants | settings)), models, self.now)
+        self.instance = Instance(
+            InstanceSettings(**(constants | settings)), models, self.now, operations
+        )
         self.engine: dict[str, Any] = {
             "alive": True,
             "max_running": 8,
@@ -114,9 +121,11 @@ class Driver:
         self._wake_at = math.inf
         self._deliveries = 0
         self._epoch = 0
+        for request in requests:
+            self.queues[request.lane].append(request)
+        self.notice(*(request.lane for request in requests))
         self.look()
         self.give(ev.Started(initial=model))
-        self.put(*requests)
 
     def give(self, *events: ev.Event) -> None:
         """Handle *events*, and execute the commands."""
@@ -144,10 +153,15 @@ class Driver:
         self.give(*(ev.Noticed(queue=queue) for queue in queues))
 
     def put(self, *requests: QueuedRequest, queue: str | None = None) -> None:
-        """Queue requests in their lanes, or in *queue*, with a notice each."""
+        """
+        Queue requests in their lanes, or in *queue*, with a notice each, and let the time pass for
+        which the instance leaves them to others.
+        """
         for request in requests:
             self.queues[queue or request.lane].append(request)
             self.notice(queue or request.lane)
+            if self._wake_at <= self.now + deference_s(0.0, taken=1.0):
+                self.wait(self._wake_at - self.now)
 
     def plan(self, *segments: ModelName | Segment, epoch: int | None = None) -> None:
         """Publish a plan; the segment of a model has no lanes."""

@@ -42,8 +42,9 @@ def test_request_is_not_run_if_it_is_pulled_after_its_end():
 
 
 def test_request_ends_in_the_window():
-    driver = Driver(a_request("first"), engine={"max_running": 1})
-    driver.put(a_request("r", expires_at=NOW + 3.0))
+    driver = Driver(
+        a_request("first"), a_request("r", expires_at=NOW + 3.0), engine={"max_running": 1}
+    )
     driver.wait(2.9)
     assert driver.window == {"r"}
 

@@ -13,6 +13,7 @@ from solver.instance.request import Held, Run
 from solver.instance.room import Room
 from solver.scheduling.pull_room import Held as HeldWork
 from solver.scheduling.pull_room import PullBounds
+from tests.clocks import NOW
 from tests.queued import BEST_EFFORT, a_request, sampling
 
 SCORE = 1.2815515655446004
@@ -36,7 +37,7 @@ def room_of(
     room = Room(PullBounds(backlog_level=level))
     room.set_profile(profile, ())
     for number, request in enumerate(requests):
-        room.update(Held(number=number, request=request, tags=[], pulled_at=0.0))
+        room.update(Held(number=number, request=request, tags=[], pulled_at=NOW))
     return room
 
 
@@ -100,7 +101,7 @@ def test_running_sums_equal_sums_from_scratch(steps: list[tuple[str, int]], runn
         if step == "hold":
             slo = {"slo": BEST_EFFORT} if which % 3 == 0 else {}
             request = a_request(f"r{number}", prompt_tokens=1 + 9 * which, **slo)
-            each = held[number] = Held(number=number, request=request, tags=[], pulled_at=0.0)
+            each = held[number] = Held(number=number, request=request, tags=[], pulled_at=NOW)
         elif step == "submit" and waiting:
             each = waiting[which % len(waiting)]
             run = Run(run_id=RunId(str(number)), submitted_at=0.0, room_tokens=which)

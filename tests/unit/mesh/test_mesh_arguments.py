@@ -1,14 +1,20 @@
 """Arguments and help texts of the verbs of `headway`."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import structlog
 
-from services.mesh.arguments import OF_ONE_REQUEST, begin_time, parser
-from services.mesh.cli import main
+from ops.ports import free_port
+from services.mesh.cli import MeshProgram, main
+from services.mesh.spec import EMBEDDED_SEEN
+from services.mesh.verbs.cli_submit import SubmitOptions, begin_time
 from shared.contracts.errors import SettingsError
+from shared.contracts.qos import OnLate
+from shared.runtime.lifecycle import EXIT_NO_BROKER
 
 SECRET_URL = "amqp://operator:secret@broker:5672/"
 VERBS = ("up", "submit", "top", "queues", "dead-letter")
@@ -23,9 +29,7 @@ def own_logging() -> Iterator[None]:
 
 def help_of(*given: str, capsys: pytest.CaptureFixture[str]) -> str:
     """The output of `headway … --help`, on one line."""
-    with pytest.raises(SystemExit) as end:
-        main([*given, "--help"])
-    assert end.value.code == 0
+    assert main([*given, "--help"]) == 0
     return " ".join(capsys.readouterr().out.split())
 
 
@@ -33,9 +37,9 @@ def help_of(*given: str, capsys: pytest.CaptureFixture[str]) -> str:
     "given", [["up"], ["submit"], ["top"], ["queues"], ["dead-letter", "peek"]]
 )
 def test_verbs_accept_a_broker(given: list[str]):
-    options = parser(amqp_url="", registry=None).parse_args([*given, "--amqp-url", SECRET_URL])
+    _, bound, _ = MeshProgram().parsed([*given, "--amqp-url", SECRET_URL])
 
-    assert options.amqp_url == SECRET_URL
+    assert bound.arguments["amqp_url"] == SECRET_URL
 
 
 @pytest.mark.parametrize(
@@ -50,14 +54,13 @@ def test_verbs_accept_a_broker(given: list[str]):
 def test_verbs_refuse_arguments_without_effect(
     given: list[str], capsys: pytest.CaptureFixture[str]
 ):
-    with pytest.raises(SystemExit) as end:
-        main(given)
+    assert main(given) == 2
+    assert f"Unknown option: {given[-2] if given[-1] == 'models.json' else given[-1]}" in (
+        capsys.readouterr().err
+    )
 
-    assert end.value.code == 2
-    assert "unrecognized arguments" in capsys.readouterr().err
 
-
-@pytest.mark.parametrize("argument", OF_ONE_REQUEST)
+@pytest.mark.parametrize("argument", ["prompt", *SubmitOptions().of_one_request])
 @pytest.mark.usefixtures("own_logging")
 def test_arguments_of_a_single_request_are_refused_with_a_file(
     argument: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -92,6 +95,11 @@ def test_arguments_that_do_not_fit_an_endpoint_are_refused(
     assert reason in capsys.readouterr().err
 
 
+def test_help_of_a_verb_has_more_than_its_line_in_the_list(capsys: pytest.CaptureFixture[str]):
+    assert "HEADWAY_API_KEY" in help_of("demo", capsys=capsys)
+    assert "HEADWAY_API_KEY" not in help_of(capsys=capsys)
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_shows_no_password(
     verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -99,6 +107,40 @@ def test_help_shows_no_password(
     monkeypatch.setenv("HEADWAY_AMQP_URL", SECRET_URL)
 
     assert "secret" not in help_of(verb, capsys=capsys)
+
+
+@pytest.mark.parametrize("given", [["--help"], ["up", "--help"], ["top", "--help"]])
+def test_help_imports_no_service_and_no_large_package(given: list[str]):
+    program = (
+        "import sys\n"
+        "from services.mesh.cli import main\n"
+        f"code = main({given})\n"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules} & set(sys.argv[1:])))\n"
+        "print(*(name for name in sys.modules if name.endswith('.service')))\n"
+        "sys.exit(code)"
+    )
+    large = ("litestar", "numba", "numpy", "sqlalchemy", "torch", "transformers")
+    ran = subprocess.run(
+        [sys.executable, "-c", program, *large], check=True, capture_output=True, text=True
+    )
+
+    assert ran.stdout.splitlines()[-2:] == ["", ""]
+
+
+@pytest.mark.parametrize(("verb", "hinted"), [("top", True), ("up", False)])
+@pytest.mark.usefixtures("own_logging")
+def test_without_a_broker_verbs_say_where_an_embedded_mesh_is_seen(
+    verb: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    hinted: bool,
+):
+    monkeypatch.chdir(tmp_path)
+
+    assert main([verb, "--amqp-url", f"amqp://127.0.0.1:{free_port()}/"]) == EXIT_NO_BROKER
+    assert (EMBEDDED_SEEN in capsys.readouterr().err) is hinted
 
 
 def test_usage_of_the_planners_verb_has_the_name_as_called(capsys: pytest.CaptureFixture[str]):
@@ -125,8 +167,11 @@ def test_time_to_begin_that_cannot_be_read_is_refused(text: str):
 
 
 def test_ends_of_a_request_are_arguments():
-    options = parser(amqp_url="amqp://x", registry=None).parse_args(
+    _, bound, _ = MeshProgram().parsed(
         ["submit", "--ttl", "5", "--on-late", "drop", "--not-before", "+2", "hello"]
     )
 
-    assert (options.ttl, options.on_late, options.not_before) == (5.0, "drop", "+2")
+    assert bound.args == ("hello",)
+    assert bound.arguments["options"] == SubmitOptions(
+        ttl=5.0, on_late=OnLate.DROP, not_before="+2"
+    )

@@ -1,5 +1,6 @@
 """`headway simulate`, as users start it."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,19 +15,17 @@ HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 ROW = "2023-11-16 18:15:46.6805900,374,44\n"
 
 
-def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "services.mesh", "simulate", *arguments],
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [("services.mesh", "simulate"), ("ops.sim",)])
+def test_tiny_run_gives_figures_as_json(command: tuple[str, ...]):
+    arguments = ("--qps", "2", "--hours", "0.01", "--dispatch", "pull", "--json")
+    done = subprocess.run(
+        [sys.executable, "-m", *command, *arguments],
         check=False,
         capture_output=True,
         text=True,
         timeout=60,
     )
-
-
-@pytest.mark.slow
-def test_tiny_run_gives_figures_as_json():
-    done = simulate("--qps", "2", "--hours", "0.01", "--dispatch", "pull", "--json")
     figures = msgspec.json.decode(done.stdout)
 
     assert done.returncode == 0
@@ -58,14 +57,34 @@ def test_invalid_option_is_a_usage_error(capfd: pytest.CaptureFixture[str]):
     printed = capfd.readouterr().err
 
     assert code == 2
-    assert "argument --wave: '5:-1' is not LOW:HIGH" in printed
+    assert "Invalid value for --wave: '5:-1' is not LOW:HIGH" in printed
     assert "Traceback" not in printed
 
 
+@pytest.mark.parametrize("option", ["--qps", "--help"])
 def test_missing_checkout_error_names_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
+):
+    monkeypatch.setitem(cli.CHECKOUT_VERBS, "simulate", ("ops_of_no_checkout.sim:SIMULATE", ""))
+
+    assert main(["simulate", option]) == 2
+    assert "part of a checkout" in capsys.readouterr().err
+
+
+def test_without_a_checkout_its_verbs_are_completed_without_options(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setitem(cli.CHECKOUT_PROGRAMS, "simulate", "ops_of_no_checkout.sim")
+    assert main(["completion", "bash"]) == 0
+    assert {"simulate", "--find-replicas", "--chunks", "--prefill-contexts"} <= words(capsys)
+    for name in cli.CHECKOUT_VERBS:
+        monkeypatch.setitem(cli.CHECKOUT_VERBS, name, ("ops_of_no_checkout:VERB", ""))
 
-    assert main(["simulate", "--qps", "2"]) == 2
-    assert "part of a checkout" in capsys.readouterr().err
+    assert main(["completion", "bash"]) == 0
+    found = words(capsys)
+    assert {"simulate", "profile", "--once"} <= found
+    assert "--find-replicas" not in found
+
+
+def words(capsys: pytest.CaptureFixture[str]) -> set[str]:
+    """Words of the printed completion script."""
+    return set(re.findall(r"[a-z-]+", capsys.readouterr().out))

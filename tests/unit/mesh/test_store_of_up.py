@@ -1,6 +1,5 @@
 """The store that `headway up` configures, and the verb `headway store`."""
 
-import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +8,8 @@ from typing import Any
 import pytest
 import structlog
 
-from services.mesh.arguments import parser
-from services.mesh.cli import DATA_DIR, main, store_values
+from services.mesh.cli import MeshProgram, main
+from services.mesh.verbs.cli_up import DATA_DIR, UpOptions, store_values
 from shared.contracts.errors import SettingsError
 from shared.store.migrations import HEAD
 
@@ -22,8 +21,10 @@ def own_logging() -> Iterator[None]:
     structlog.reset_defaults()
 
 
-def options(*given: str) -> argparse.Namespace:
-    return parser(amqp_url="", registry=None).parse_args(["up", *given])
+def options(*given: str) -> UpOptions:
+    _, bound, _ = MeshProgram().parsed(["up", *given])
+    found: UpOptions = bound.arguments.get("options", UpOptions())
+    return found
 
 
 def values(*given: str, **environ: str) -> dict[str, Any]:

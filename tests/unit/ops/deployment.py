@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from cyclopts import App
 
 import services.agent.cli as agent
 import services.estimator.cli as estimator
@@ -25,12 +26,21 @@ CLIS: dict[str, ServiceCli[Any]] = {
     "estimator": estimator.CLI,
     "agent": agent.CLI,
 }
-SHARED_VERBS = ("run", "check-config", "health", "topology")
+
+
+def verbs_of(cli: ServiceCli[Any]) -> set[str]:
+    """Names of the verbs of a service."""
+    return verbs_below(cli.app)
+
+
+def verbs_below(app: App) -> set[str]:
+    """Names of the verbs of a program, or below a verb."""
+    return {name for name in app if not name.startswith("-")}
 
 
 def interpolated(text: str) -> str:
     """*text* as compose reads it in an empty environment."""
-    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", re.sub(r"\$\{\w+:\+[^}]*\}", "", text))
 
 
 def pyproject() -> dict[str, Any]:
@@ -60,7 +70,7 @@ class Container:
 
     @property
     def verbs(self) -> set[str]:
-        return {*SHARED_VERBS, *(verb.name for verb in self.cli.verbs)}
+        return verbs_of(self.cli)
 
 
 def seconds(text: str) -> float:
@@ -79,11 +89,29 @@ def compose() -> dict[str, Any]:
 def containers() -> list[Container]:
     """Every container whose image starts a Headway service."""
     entrypoints = dict(_entrypoints())
-    return [
-        Container(name, entry, entrypoints[entry["build"]["target"]].removeprefix("headway-"))
-        for name, entry in compose()["services"].items()
-        if "build" in entry and "entrypoint" not in entry
-    ]
+    found = []
+    for name, entry in compose()["services"].items():
+        command = entrypoints.get(target_of(entry["image"]), "headway")
+        if command != "headway" and "entrypoint" not in entry:
+            found.append(Container(name, entry, command.removeprefix("headway-")))
+    return found
+
+
+def target_of(image: str) -> str:
+    """Target of the Dockerfile that is the image *image*."""
+    return image.removeprefix("headway-")
+
+
+def mounts_of(entry: dict[str, Any]) -> list[tuple[str, str]]:
+    """Source and target of each mount of a service."""
+    mounts = []
+    for volume in entry.get("volumes", []):
+        if isinstance(volume, str):
+            source, target = volume.split(":")[:2]
+            mounts.append((source, target))
+        else:
+            mounts.append((volume["source"], volume["target"]))
+    return mounts
 
 
 def stages() -> dict[str, list[str]]:
@@ -93,7 +121,7 @@ def stages() -> dict[str, list[str]]:
     for line in lines:
         if line.startswith("FROM "):
             found[line.split()[-1]] = [line]
-        elif found and line and not line.startswith("#"):
+        elif found and line and not line.startswith(("#", "ARG")):
             found[list(found)[-1]].append(line)
     return found
 
@@ -105,15 +133,15 @@ def parent(stage: str) -> str:
 def installed_extras(stage: str) -> list[str]:
     """Extras of the wheel that a stage installs, without its base stages."""
     for line in stages()[stage]:
-        if match := re.search(r'pip install .*\.whl\)\[([a-z,]+)\]"', line):
-            return match.group(1).split(",")
+        if match := re.search(r"/install packages(?:-unlocked)? ([a-z ]+)$", line):
+            return match.group(1).split()
     return []
 
 
 def _entrypoints() -> Iterator[tuple[str, str]]:
     for stage, lines in stages().items():
         for line in lines:
-            if match := re.fullmatch(r'ENTRYPOINT \["([a-z-]+)"\]', line):
+            if match := re.fullmatch(r'ENTRYPOINT \[(?:"with-kernels", )?"([a-z-]+)"\]', line):
                 yield stage, match.group(1)
 
 

@@ -4,9 +4,16 @@ import json
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 
 from ops.generate.definitions import GRANTS
+from ops.release.archives import PROFILES
+from ops.release.images import image_name
+from services.mesh.models import provide
+from services.mesh.models.provide import REGISTRY
+from shared.contracts.base import ModelName
+from shared.runtime import probe
 from shared.runtime.settings import SHARED_FIELDS
 from tests.unit.ops.deployment import (
     ROOT,
@@ -14,11 +21,22 @@ from tests.unit.ops.deployment import (
     compose,
     containers,
     entrypoint,
+    mounts_of,
     seconds,
     stages,
+    target_of,
 )
 
 CONTAINERS = containers()
+MAKERS = {
+    "models": "simulated",
+    "models-vllm": "vllm",
+    "models-gpu": "gpu",
+    "models-attach": "attach",
+}
+"""Service that writes the registry -> its profile."""
+OWN = {n: e for n, e in compose()["services"].items() if e["image"].startswith("headway")}
+"""Services whose images are the project's own."""
 each = pytest.mark.parametrize("container", CONTAINERS, ids=repr)
 
 
@@ -31,9 +49,10 @@ def test_every_service_has_a_container():
 
     assert names == [
         *("gateway", "planner-grouper", "planner-leader", "estimator"),
-        *("agent-0", "agent-1", "agent-gpu"),
+        *("agent-0", "agent-1", "agent-vllm", "agent-gpu", "agent-attached"),
     ]
-    assert {"rabbitmq", "models", "store", "prometheus", "grafana"} < compose()["services"].keys()
+    others = {"rabbitmq", "store", "demo", "headway", "prometheus", "grafana", *MAKERS}
+    assert {*names, *others} == compose()["services"].keys()
 
 
 @each
@@ -42,13 +61,43 @@ def test_a_command_is_a_verb_of_its_service(container: Container):
 
 
 @each
-def test_a_build_target_is_a_stage_that_starts_the_service(container: Container):
-    build = container.entry["build"]
+def test_an_image_starts_the_service(container: Container):
+    target = target_of(container.entry["image"])
 
-    assert build["target"] in stages()
-    assert (ROOT / build["dockerfile"]).is_file()
-    assert entrypoint(build["target"]) == f"headway-{container.service}"
-    assert container.entry["image"] == f"headway-{build['target']}"
+    assert target in stages()
+    assert entrypoint(target) == f"headway-{container.service}"
+
+
+def test_images_are_named_after_the_targets_that_are_built():
+    for entry in OWN.values():
+        if "build" in entry:
+            assert image_name(entry["build"]["target"]) == entry["image"]
+            assert (ROOT / entry["build"]["dockerfile"]).is_file()
+
+
+@pytest.mark.parametrize("profile", [*MAKERS.values(), "demo", "operator"])
+def test_each_image_of_a_profile_is_built_by_one_service_and_never_pulled(profile: str):
+    active = {n: e for n, e in OWN.items() if e.get("profiles", [profile]) == [profile]}
+    built = [entry["image"] for entry in active.values() if "build" in entry]
+
+    assert sorted(built) == sorted({entry["image"] for entry in active.values()})
+    assert {entry.get("pull_policy") for entry in active.values() if "build" not in entry} == {
+        "never"
+    }
+
+
+@pytest.mark.parametrize("entry", OWN.values(), ids=OWN)
+def test_own_containers_are_confined(entry: dict[str, Any]):
+    assert entry["read_only"]
+    assert entry["tmpfs"]
+    assert entry["cap_drop"] == ["ALL"]
+    assert entry["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_the_default_profile_is_that_of_simulated_engines():
+    lines = (ROOT / PROFILES).read_text().splitlines()
+
+    assert [line for line in lines if not line.startswith("#")] == ["COMPOSE_PROFILES=simulated"]
 
 
 @each
@@ -60,7 +109,10 @@ def test_every_variable_is_a_setting(container: Container):
     }
 
     assert foreign == set()
-    container.cli.check(container.settings)
+    settings = container.settings
+    if "--config" in container.entry["command"]:
+        settings = msgspec.structs.replace(settings, models=(ModelName("of-the-file"),))  # type: ignore[call-arg]  # an agent's own
+    container.cli.parts().check(settings)
 
 
 @each
@@ -75,11 +127,10 @@ def test_variables_arrive_in_the_settings(container: Container):
 
 @each
 def test_the_healthcheck_uses_a_served_port(container: Container):
-    check = container.entry["healthcheck"]["test"]
+    python, option, module, port = container.entry["healthcheck"]["test"][1:]
 
-    assert check == ["CMD", f"headway-{container.service}", "health"]
-    assert "health" in container.verbs
-    assert container.settings.health_port != 0
+    assert (python, option, module) == ("python", "-m", probe.__name__)
+    assert container.settings.health_port == int(port)
 
 
 @each
@@ -110,33 +161,43 @@ def test_services_wait_for_the_broker_and_the_models(container: Container):
 
     assert waits.pop("rabbitmq") == "service_healthy"
     assert set(waits.values()) <= {"service_completed_successfully"}
-    assert bool(waits) == ("HEADWAY_REGISTRY" in container.environment)
+    profiles = container.entry.get("profiles", MAKERS.values())
+    makers = {maker for maker, profile in MAKERS.items() if profile in profiles}
+    has_registry = "HEADWAY_REGISTRY" in container.environment
+    assert waits.keys() - {"store"} == (makers if has_registry else set())
+    optional = {
+        n for n, on in container.entry["depends_on"].items() if not on.get("required", True)
+    }
+    # Agents do not start if the service of their own profile fails.
+    assert optional == (set() if container.service == "agent" or not has_registry else makers)
     assert "healthcheck" in compose()["services"]["rabbitmq"]
 
 
 @each
 def test_the_registry_is_where_its_volume_is_mounted(container: Container):
-    mounts = [volume.split(":")[1] for volume in container.entry.get("volumes", [])]
     registry = container.environment.get("HEADWAY_REGISTRY")
 
-    assert registry is None or registry in [f"{mount}/registry.json" for mount in mounts]
-    made = {makers["entrypoint"][-1].split()[2] for makers in _makers()}
-    assert registry is None or {registry} == made
+    assert registry is None or ("models", "/models") in mounts_of(container.entry)
+    assert registry in (None, f"/models/{REGISTRY}")
 
 
-def _makers() -> list[dict[str, Any]]:
-    return [compose()["services"][name] for name in ("models", "models-gpu")]
+@pytest.mark.parametrize(("maker", "profile"), MAKERS.items())
+def test_a_maker_of_a_registry_belongs_to_the_profile_of_its_agents(maker: str, profile: str):
+    entry = compose()["services"][maker]
+    agents = [c for c in CONTAINERS if c.service == "agent" and c.entry["profiles"] == [profile]]
+
+    assert entry["profiles"] == [profile]
+    assert {agent.entry["image"] for agent in agents} == {entry["image"]}
+    assert entry["entrypoint"][:5] == ["python", "-m", provide.__name__, "--dir", "/models"]
+    assert ("models", "/models") in mounts_of(entry)
+    given = [each for each in mounts_of(entry) if each[1] == "/model"]
+    assert all(given == [m for m in mounts_of(a.entry) if m[1] == "/model"] for a in agents)
 
 
-def test_models_are_made_in_the_volumes_that_services_read():
-    written = {maker["volumes"][0].split(":")[0] for maker in _makers()}
-    read = {
-        container.entry["volumes"][0].split(":")[0]
-        for container in CONTAINERS
-        if "HEADWAY_REGISTRY" in container.environment
-    }
+def test_the_agent_of_an_attached_server_reads_what_its_maker_writes():
+    attached = compose()["services"]["agent-attached"]
 
-    assert written == read == {"models", "models-gpu"}
+    assert attached["command"] == ["run", "--config", f"/models/{provide.AGENT}"]
 
 
 def test_instances_have_unique_names():
@@ -156,13 +217,21 @@ def test_only_the_gpu_profile_needs_a_gpu():
     }
 
     assert reserving == {"agent-gpu"}
-    assert backends == {"agent-0": "simulated", "agent-1": "simulated", "agent-gpu": "vllm"}
+    assert backends == {
+        **dict.fromkeys(("agent-0", "agent-1"), "simulated"),
+        **dict.fromkeys(("agent-vllm", "agent-gpu"), "vllm"),
+        "agent-attached": "remote",
+    }
     profiles = {n: e["profiles"] for n, e in compose()["services"].items() if "profiles" in e}
     assert profiles == {
-        "models-gpu": ["gpu"],
+        **{maker: [profile] for maker, profile in MAKERS.items()},
+        **{key: ["simulated"] for key in ("agent-0", "agent-1")},
+        "agent-vllm": ["vllm"],
         "agent-gpu": ["gpu"],
-        "prometheus": ["observe"],
-        "grafana": ["observe"],
+        "agent-attached": ["attach"],
+        "demo": ["demo"],
+        "headway": ["operator"],
+        **{key: ["observe"] for key in ("prometheus", "grafana")},
     }
 
 
@@ -183,7 +252,7 @@ def test_no_port_is_open_to_the_network():
 
 def test_every_named_volume_is_declared_and_used():
     services = compose()["services"].values()
-    sources = {volume.split(":")[0] for entry in services for volume in entry.get("volumes", [])}
+    sources = {source for entry in services for source, _ in mounts_of(entry)}
     named = {source for source in sources if not source.startswith((".", "/"))}
 
     assert named == compose()["volumes"].keys()
@@ -191,8 +260,7 @@ def test_every_named_volume_is_declared_and_used():
 
 
 def test_the_broker_loads_the_definitions_that_its_configuration_names():
-    volumes = compose()["services"]["rabbitmq"]["volumes"]
-    mounted = dict(volume.split(":")[:2] for volume in volumes)
+    mounted = dict(mounts_of(compose()["services"]["rabbitmq"]))
     configuration = (ROOT / "ops/rabbitmq/rabbitmq.conf").read_text()
 
     assert mounted["./ops/rabbitmq/definitions.json"] in configuration

@@ -1,5 +1,6 @@
 """The committed RabbitMQ definitions."""
 
+import re
 from pathlib import Path
 
 from ops.generate.definitions import definitions, render
@@ -36,3 +37,12 @@ def test_queue_arguments_are_equal_in_file_and_client():
     expected = {spec.name: queue_arguments(spec) for spec in every}
 
     assert by_name == {k: v for k, v in expected.items() if k != topology.WORK_QUEUES}
+
+
+def test_gateways_may_ask_about_usage_and_requests_and_producers_may_not():
+    """A producer sees its tenant's requests through a gateway, which authenticates it."""
+    keys = {each["user"]: each["write"] for each in definitions()["topic_permissions"]}
+    asked = (topology.CONTROL_USAGE, topology.CONTROL_STORIES)
+
+    assert all(re.fullmatch(keys["headway-gateway"], key) for key in asked)
+    assert not any(re.fullmatch(keys["producer"], key) for key in asked)

@@ -3,19 +3,23 @@
 import inspect
 import pkgutil
 import re
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 
-from services.mesh.arguments import parser
+from services.mesh.cli import MeshProgram
 from shared.contracts.base import ModelName
 from shared.contracts.errors import ContractError
 from shared.contracts.lanes import LaneLayout, relegated_name
 from solver.planning.lanes import all_lanes
-from tests.unit.ops.deployment import CLIS, ROOT, SHARED_VERBS
+from tests.unit.ops.deployment import CLIS, ROOT, verbs_of
 
 DOCS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "ops/docs").rglob("*.md")])
 each = pytest.mark.parametrize("document", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
+MEASURED_PROFILES = ("engine.json", "h200-llama3-8b-torch")
+"""Profiles that commands of the documents write."""
 NOT_FOR_PRODUCERS = {"duplicate_request", "internal"}
 """Error codes that AMQP producers never get."""
 
@@ -25,7 +29,7 @@ LITESTARS = {"not_found", "method_not_allowed"}
 
 
 def codes(text: str) -> set[str]:
-    return set(re.findall(r'(?:code=|code = |INTERNAL_ERROR = )"([a-z_]+)"', text))
+    return set(re.findall(r'(?:code=|code = |INTERNAL_ERROR = |QUOTA_SPENT = )"([a-z_]+)"', text))
 
 
 @each
@@ -33,6 +37,21 @@ def test_links_have_a_target(document: Path):
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text())
 
     assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+def anchors_of(document: Path) -> set[str]:
+    """Anchors of the headings of *document*, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
+    plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", each) for each in headings)
+    return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in plain}
+
+
+@each
+def test_links_to_headings_have_a_target(document: Path):
+    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", document.read_text())
+    pages = [(document.parent / page if page else document, anchor) for page, anchor in links]
+
+    assert [(page.name, a) for page, a in pages if a not in anchors_of(page)] == []
 
 
 @each
@@ -46,14 +65,42 @@ def test_paths_exist(document: Path):
 @each
 def test_commands_exist(document: Path):
     text = document.read_text()
-    mesh = parser(amqp_url="", registry=None).format_help()
     mentioned = re.findall(r"headway-(gateway|planner|estimator|agent) ([a-z][a-z-]+)", text)
-    verbs = {(s, v.name) for s, cli in CLIS.items() for v in (*cli.verbs, *cli.offline_verbs)}
-    verbs |= {(service, verb) for service in CLIS for verb in SHARED_VERBS}
+    verbs = {(service, verb) for service, cli in CLIS.items() for verb in verbs_of(cli)}
 
     assert set(mentioned) - verbs == set()
     lines = re.findall(r"^(?:\$ |\.venv/bin/)headway ([a-z-]+)", text, re.MULTILINE)
-    assert [verb for verb in lines if f"  {verb} " not in mesh and f"  {verb}\n" not in mesh] == []
+    assert {*lines} - {*MeshProgram().app} == set()
+
+
+def read(program: str, tokens: list[str]) -> None:
+    """Parse a command line as *program* does, without running it."""
+    if program == "headway" and tokens[0] != "plan":
+        MeshProgram().parsed(tokens)
+        return
+    cli = CLIS[program.removeprefix("headway-") if "-" in program else "planner"]
+    _, bound, _ = cli.app.meta.parse_args(tokens, print_error=False, exit_on_error=False)
+    cli.parsed([*bound.args])
+
+
+@each
+def test_command_lines_are_accepted(
+    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    for name in MEASURED_PROFILES:
+        shutil.copyfile(ROOT / "ops/sim/profiles/h100-llama3-8b.json", name)
+    text = document.read_text().replace("\\\n", " ")
+    lines = re.findall(
+        r"^(?:\$ |\.venv/bin/)?(headway(?:-(?:gateway|planner|estimator|agent))?) "
+        r"([a-z-]+(?: .*)?)$",
+        text,
+        re.MULTILINE,
+    )
+    for program, line in lines:
+        tokens = shlex.split(re.split(r" [>|] ", line)[0], comments=True)
+        if "..." not in tokens:
+            read(program, tokens)
 
 
 def test_symbols_of_the_changelog_exist():
@@ -96,8 +143,8 @@ def queues_of_a_model() -> int:
 
 
 def test_the_documented_number_of_queues_of_a_model_is_the_maximum():
-    operations = (ROOT / "ops/docs/operations.md").read_text()
-    reported = re.search(r"has up to (\d+) queues:", operations)
+    runbooks = (ROOT / "ops/docs/runbooks.md").read_text()
+    reported = re.search(r"has up to (\d+) queues:", runbooks)
 
     assert reported is not None
     assert int(reported[1]) == queues_of_a_model()

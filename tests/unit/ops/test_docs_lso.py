@@ -3,11 +3,11 @@
 from msgspec.structs import fields
 
 from services.agent.settings import LsoSettings
-from services.agent.verbs.cli_lso import SUB_VERBS
+from services.agent.verbs.cli_lso import LSO
 from shared.contracts.control import LsoOutcome
 from shared.contracts.telemetry import Capability
 from solver.planning.lso.operations import Lso
-from tests.unit.ops.deployment import ROOT
+from tests.unit.ops.deployment import ROOT, verbs_below
 from tests.unit.ops.test_docs_tables import names, table
 
 PAGE = ROOT / "ops/docs/lso.md"
@@ -48,4 +48,4 @@ def test_capabilities_exist():
 def test_verbs_are_named():
     text = PAGE.read_text()
 
-    assert [verb.name for verb in SUB_VERBS if f"`{verb.name}`" not in text] == []
+    assert [verb for verb in verbs_below(LSO) if f"`{verb}`" not in text] == []

@@ -11,7 +11,7 @@ from msgspec.structs import fields
 
 from ops.bench.__main__ import BENCHES, BY_NAME
 from ops.bench.__main__ import parser as bench_parser
-from ops.sim.arguments import parser
+from ops.sim.cli import SIMULATE
 from ops.sim.lengths import MIXES
 from ops.sim.policies import policy_names
 from ops.sim.profiles import ALIASES
@@ -35,7 +35,7 @@ PREDICTION = ROOT / "ops/docs/prediction.md"
 ROUTING = ROOT / "ops/docs/routing.md"
 BENCH_TABLE = ROOT / "ops/docs/benches.md"
 STORE = ROOT / "ops/docs/store.md"
-SIMULATE = ROOT / "ops/docs/simulate.md"
+SIMULATOR = ROOT / "ops/docs/simulate.md"
 SOURCES = ("solver", "shared", "services", "ops/sim", "ops/baselines", "ops/profiling")
 
 
@@ -146,23 +146,23 @@ def test_routing_policies_are_listed():
 
 
 def test_policies_of_the_simulator_are_listed():
-    listed = [name for name in names(SIMULATE, "name") if not name.startswith(":")]
+    listed = [name for name in names(SIMULATOR, "name") if not name.startswith(":")]
 
     assert sorted(listed) == policy_names()
 
 
 def test_profiles_of_the_simulator_are_listed():
-    assert names(SIMULATE, "profile") == list(ALIASES)
+    assert names(SIMULATOR, "profile") == list(ALIASES)
 
 
 def test_options_of_the_simulator_are_listed():
-    known = set(re.findall(r"--[a-z-]+", parser().format_help())) - {"--help"}
+    known = {each.name for each in SIMULATE.assemble_argument_collection() if each.show}
 
-    assert set(names(SIMULATE, "option")) == known
+    assert set(names(SIMULATOR, "option")) == known
 
 
 def test_workloads_of_the_simulator_are_named():
-    line = next(line for line in SIMULATE.read_text().splitlines() if "`--workload` is" in line)
+    line = next(line for line in SIMULATOR.read_text().splitlines() if "`--workload` is" in line)
 
     assert set(re.findall(r"`([a-z]+)`", line)) == set(MIXES)
 

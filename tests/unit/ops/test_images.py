@@ -4,14 +4,18 @@ import re
 
 import pytest
 
+from ops.release.images import TARGETS
 from tests.unit.ops.deployment import ROOT, installed_extras, parent, pyproject, stages
 
 EXTRAS = {
-    "gateway": ["gateway"],
-    "planner": ["planner"],
+    "gateway": ["gateway", "otel"],
+    "planner": ["planner", "otel"],
     "estimator": ["estimator"],
-    "agent": ["agent"],
-    "agent-vllm": ["agent", "vllm"],
+    "agent": ["agent", "otel"],
+    "headway": ["mesh", "otel"],
+    "gateway-vllm": ["gateway", "otel"],
+    "agent-vllm-cpu": ["agent", "otel"],
+    "agent-vllm": ["agent", "otel", "vllm"],
 }
 
 
@@ -57,14 +61,31 @@ def test_a_target_omits_heavy_packages_of_other_targets(target: str, unwanted: s
 
 
 def test_every_image_except_the_gpu_one_uses_the_lock_file():
-    locked = {stage for stage in EXTRAS if parent(stage) == "locked"}
-    constrained = {
-        stage
-        for stage in EXTRAS
-        if any("--constraint /dist/lock.txt" in line for line in stages()[stage])
+    unlocked = {
+        stage for stage in EXTRAS if any("packages-unlocked" in line for line in stages()[stage])
     }
 
-    assert locked == constrained == EXTRAS.keys() - {"agent-vllm"}
+    assert unlocked == {"agent-vllm"}
+
+
+@pytest.mark.parametrize("target", EXTRAS)
+def test_packages_are_installed_before_the_wheel_and_both_before_the_user(target: str):
+    lines = stages()[target]
+    steps = [
+        next(number for number, line in enumerate(lines) if each in line)
+        for each in ("install packages", "install wheel", "USER")
+    ]
+
+    assert steps == sorted(steps)
+    assert all("from=wheel" not in line for line in lines[: steps[1]])
+
+
+def test_images_with_the_cpu_build_of_vllm_share_its_layer():
+    assert {parent(stage) for stage in ("gateway-vllm", "agent-vllm-cpu")} == {"vllm-cpu"}
+
+
+def test_every_image_is_part_of_a_release():
+    assert set(TARGETS) == EXTRAS.keys()
 
 
 def test_the_build_context_contains_everything_that_is_copied():
@@ -77,9 +98,17 @@ def test_the_build_context_contains_everything_that_is_copied():
         if line.startswith("COPY ") and "--from" not in line
         for source in line.split()[1:-1]
     }
+    mounted = {
+        match[1]
+        for lines in stages().values()
+        for line in lines
+        for match in re.finditer(r"--mount=source=(\S+?),", line)
+    }
 
-    assert copied == allowed
-    assert [source for source in copied if not (ROOT / source).exists()] == []
+    folders = {"/".join(source.split("/")[:2]) for source in copied | mounted}
+    assert folders == allowed
+    optional = "ops/docker/wheels*"
+    assert [s for s in copied - {optional} | mounted if not (ROOT / s).exists()] == []
 
 
 def test_the_wheel_stage_contains_all_inputs_of_the_wheel():

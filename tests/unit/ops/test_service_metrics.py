@@ -6,7 +6,7 @@ from cachetools import FIFOCache
 from prometheus_client import CollectorRegistry
 
 from ops.engine_runs import generate
-from services.agent.backends.base import EngineRequest
+from services.agent.backends.base import EngineRequest, EngineSnapshot
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.backend import SimulatedEngine
 from services.agent.metrics import AgentMetrics
@@ -72,10 +72,20 @@ def plan(instance: str, *, issued_at: float, solve_s: float = 0.02) -> PlanPubli
     )
 
 
+class CountedEngine(SimulatedEngine):
+    """An engine that counts its snapshots."""
+
+    num_snapshots = 0
+
+    def snapshot(self) -> EngineSnapshot:
+        self.num_snapshots += 1
+        return super().snapshot()
+
+
 class TestAgent:
     @pytest.fixture
     async def engine(self):
-        engine = SimulatedEngine(MODELS, SimulatedSettings(time_scale=0), SystemClock())
+        engine = CountedEngine(MODELS, SimulatedSettings(time_scale=0), SystemClock())
         await engine.start()
         yield engine
         await engine.close()
@@ -107,6 +117,15 @@ class TestAgent:
         assert value(registry, "headway_agent_requests_pulled_total") == 7
         assert value(registry, "headway_agent_requests_relegated_total") == 2
         assert value(registry, "headway_agent_draining") == 1
+
+    async def test_all_series_of_a_scrape_are_read_from_one_snapshot(
+        self, registry, engine, metrics
+    ):
+        before = engine.num_snapshots
+        exported = {family.name for family in registry.collect()}
+
+        assert engine.num_snapshots == before + 1
+        assert {"headway_agent_kv_utilization_ratio", "headway_agent_kv_saved_bytes"} <= exported
 
     async def test_copies_of_kv_are_those_of_the_engine(self, registry, engine, metrics):
         await engine.activate(ModelName("m1"))

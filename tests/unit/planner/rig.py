@@ -1,6 +1,6 @@
 """A grouper over the in-process broker, and producers that publish requests."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,13 +13,24 @@ from services.planner.grouper.dead_letter_replies import DeadLetterReplies
 from services.planner.grouper.expiry import Expiry
 from services.planner.grouper.grouper import Grouper
 from services.planner.grouper.intake import Intake
+from services.planner.grouper.lane_reports import LaneReports
+from services.planner.grouper.placement import Placement
+from services.planner.grouper.stored.claims import Claims
+from services.planner.grouper.tenants import TenantGate
 from services.planner.grouper.watched_ends import WatchedEnds
 from services.planner.routed.routing import PULL, Routing
 from services.planner.settings import GrouperSettings
 from services.planner.state import GrouperState
 from shared.broker import topology
 from shared.broker.memory.hub import MemoryHub
-from shared.broker.protocol import BindingSpec, Delivery, OutMessage, QueueSpec, QueueType
+from shared.broker.protocol import (
+    BindingSpec,
+    Delivery,
+    HeaderValue,
+    OutMessage,
+    QueueSpec,
+    QueueType,
+)
 from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import Decoder, InstanceId, ModelName, RequestId, TenantId, encode
 from shared.contracts.lanes import LaneLayout
@@ -27,8 +38,11 @@ from shared.contracts.qos import QosClass
 from shared.contracts.requests import QueuedRequest, RequestFailed
 from shared.contracts.telemetry import RequestObserved, source_name
 from shared.models.registry import ModelRegistry
+from shared.tenants.policies import Policies
 from solver.prediction.lengths.prompt_lengths import PromptLengths
 from solver.routing.shares import TenantShares
+from solver.tenants.allocator import Allocator
+from solver.tenants.leases import Holder
 from tests.clocks import NOW, FakeClock
 from tests.deliveries import UnreliableBroker
 from tests.queued import MODEL
@@ -37,6 +51,8 @@ LANE = "lane.2.tiny-llama.high.12.w0"
 """Lane of `BODY`, a best-effort request."""
 BODY: dict[str, Any] = {"model": MODEL, "prompt": [10, 11, 12], "max_tokens": 8}
 REPLIES_TO = "replies-of-the-test"
+SENDER = "grouper-of-the-test"
+NO_HEADERS: Mapping[str, HeaderValue] = {}
 OBSERVED = RequestObserved(
     request_id=RequestId("r"),
     instance_id=InstanceId("a1"),
@@ -95,6 +111,7 @@ class GrouperRig:
         kind: str = "inference.request.v1",
         user_id: str | None = None,
         expiration_s: float | None = None,
+        headers: Mapping[str, HeaderValue] = NO_HEADERS,
     ) -> None:
         """Publish to the global queue as a producer does."""
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
@@ -105,6 +122,7 @@ class GrouperRig:
             reply_to=reply_to,
             user_id=user_id,
             expiration_s=expiration_s,
+            headers=headers,
         )
         await self.far.publish(topology.REQUESTS, topology.REST_KEY, message)
 
@@ -160,25 +178,53 @@ async def open_grouper(
             ),
             recent=FIFOCache(settings.duplicate_memory),
         )
+        intake, policies = intake_of(registry, settings), Policies()
+        source = source_name(SENDER, "first")
+        queues = WorkQueues(broker, source)
         grouper = Grouper(
             broker=broker,
-            intake=intake_of(registry, settings),
+            intake=intake,
             settings=settings,
             state=state,
             clock=clock,
+            placement=Placement(
+                broker=broker,
+                queues=queues,
+                state=state,
+                clock=clock,
+                routing=routing_of(broker, settings, clock),
+            ),
             expiry=Expiry(
                 broker=broker,
                 state=state,
                 clock=clock,
-                sender="grouper-of-the-test",
+                sender=SENDER,
                 watched=WatchedEnds(settings.max_watched_ends),
                 ended=FIFOCache(settings.expired_memory),
                 finish=state.finish,
             ),
-            sender="grouper-of-the-test",
-            queues=WorkQueues(broker, source_name("grouper-of-the-test", "first")),
-            incarnation="first",
-            routing=routing_of(broker, settings, clock),
+            tenants=TenantGate(
+                broker=broker,
+                clock=clock,
+                policies=policies,
+                holder=Holder(source=source),
+                allocator=Allocator(
+                    limit=lambda tenant, kind: policies.policy(tenant).limit(kind),
+                    listens_since=clock.now(),
+                ),
+                outstanding=state.shares.outstanding,
+            ),
+            claims=Claims(store=None, holder=source),
+            reports=LaneReports(
+                broker=broker,
+                clock=clock,
+                sender=SENDER,
+                incarnation="first",
+                state=state,
+                queues=queues,
+                layout=intake.layout,
+                policies=policies,
+            ),
         )
         yield GrouperRig(hub, broker, far, grouper, clock)
 
@@ -188,9 +234,7 @@ def routing_of(
 ) -> Routing | None:
     if settings.routing.policy == PULL:
         return None
-    return Routing(
-        broker=broker, settings=settings.routing, clock=clock, sender="grouper-of-the-test"
-    )
+    return Routing(broker=broker, settings=settings.routing, clock=clock, sender=SENDER)
 
 
 async def listen(broker: UnreliableBroker, exchange: str, routing_key: str) -> str:

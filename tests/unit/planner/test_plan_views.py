@@ -34,12 +34,16 @@ def plan(*groups: PlacedGroup, epoch: int = 3, cause: str | None = None) -> Plan
     )
 
 
-def test_advice_is_shown_where_more_instances_are_advised():
+def test_advice_is_shown_where_more_or_fewer_instances_are_advised():
     enough = AdvisedInstances(device="vllm h200", present=2, advised=2)
     more = AdvisedInstances(device="vllm a10", present=1, advised=4, attainment=0.995)
-    shown = plan_views.queues(replace(plan(), advice=(enough, more)))
+    fewer = AdvisedInstances(device="vllm l4", present=3, advised=0)
+    shown = plan_views.queues(replace(plan(), advice=(enough, more, fewer)))
 
-    assert shown.splitlines()[1:] == ["vllm a10: 4 instances instead of 1, with 99.5% in time"]
+    assert shown.splitlines()[1:] == [
+        "vllm a10: 4 instances instead of 1, with 99.5% in time",
+        "vllm l4: 0 instances instead of 3",
+    ]
 
 
 def test_queues_are_shown_head_first_with_forecasts():
@@ -50,10 +54,13 @@ def test_queues_are_shown_head_first_with_forecasts():
     assert shown.splitlines() == [
         "epoch 3  by p  qlm, replanned for drift; 3 groups, 12.5% of the weight expected late",
         "i1",
-        "    1. lane.a/0  x8  turn in 0.0 s, best effort, late 0%",
-        "    2. lane.a/1  x8  turn in 5.0 s, due in 7.0 s, late 50%",
+        "    1. lane.a/0  x8",
+        "       turn in 0.0 s, best effort, late 0%",
+        "    2. lane.a/1  x8",
+        "       turn in 5.0 s, due in 7.0 s, late 50%",
         "i2",
-        "    1. lane.a/0  x8  turn in 0.0 s, best effort, late 0%",
+        "    1. lane.a/0  x8",
+        "       turn in 0.0 s, best effort, late 0%",
     ]
 
 
@@ -65,6 +72,26 @@ def test_turns_are_shown_with_their_90_percent_interval():
     assert "turn in 10.0 s (7.1 s to 13.6 s), best effort" in shown
     assert "turn in 0.0 s, best effort" in shown
     assert "turn in 10.0 s (7.1 s to 13.6 s)" in plan_views.reasons(plan(certain))
+
+
+def test_queues_fit_80_columns_with_names_of_real_lanes():
+    lane = "lane.2.meta-llama%2FLlama-3%2E1-8B-Instruct.high.10.w9"
+    shown = plan_views.queues(
+        plan(group(12, lane=lane, wait_s=7200.0, wait_sd_s=900.0, time_left_s=86400.0))
+    )
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_chart_fits_the_terminal_and_shows_names_whole(columns: int):
+    lane = "lane.2.tiny-llama.high.10.w9"
+    groups = [group(number, lane=lane, wait_s=10.0 * number) for number in range(4)]
+    lines = plan_views.gantt(plan(*groups), columns=columns).splitlines()
+
+    assert max(map(len, lines)) <= columns
+    bars = [line for line in lines if "#" in line]
+    assert [line.split()[-1] for line in bars] == [f"{lane}/{number}" for number in range(4)]
+    assert [line.index("#") for line in bars] == sorted(line.index("#") for line in bars)
 
 
 def test_reasons_show_the_cost_of_alternatives():

@@ -16,6 +16,7 @@ from shared.producer.producer import Producer
 from shared.runtime.clock import SystemClock
 from tests.brokers import eventually
 from tests.clocks import NOW, FakeClock
+from tests.tracing.spans import TRACE
 from tests.unit.producer.builders import (
     ANSWER,
     REQUEST,
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.virtual_time
 
 async def test_request_message_is_complete():
     async with rig(user_id="guest", clock=FakeClock()) as it:
-        await it.producer.submit(BODY, reply=ReplyMode.FINAL, traceparent="00-1-2-01")
+        await it.producer.submit(BODY, reply=ReplyMode.FINAL, trace=TRACE)
 
         delivery = await it.requested()
 
@@ -42,7 +43,7 @@ async def test_request_message_is_complete():
     assert (delivery.message_id, delivery.correlation_id) == (REQUEST, REQUEST)
     assert delivery.reply_to == it.producer.reply_queue
     assert delivery.user_id == "guest"
-    assert delivery.headers["traceparent"] == "00-1-2-01"
+    assert delivery.headers == TRACE.headers
 
 
 async def test_given_arrival_time_is_kept():

@@ -13,6 +13,7 @@ from shared.contracts.errors import BrokerUnavailableError, ContractError
 from shared.contracts.ingress import DIGEST_HEADER, IDEMPOTENT_HEADER, InferenceRequest
 from shared.contracts.requests import ReplyMode, RequestFailed
 from shared.producer.generation import Generation
+from tests.tracing.spans import TRACE
 from tests.unit.producer.builders import ANSWER, REQUEST, completed, failed, started, tokens
 from tests.unit.producer.producer_rig import BODY, Rig, rig
 
@@ -31,7 +32,7 @@ async def tokens_of(generation: Generation) -> list[tuple[int, ...]]:
 
 async def test_message_for_the_store_has_its_digest_and_no_reply_queue():
     async with rig(user_id="guest") as it:
-        await it.producer.publish_stored(OWNED, digest="d1", traceparent="00-1-2-01")
+        await it.producer.publish_stored(OWNED, digest="d1", trace=TRACE)
 
         delivery = await it.requested()
 
@@ -41,7 +42,7 @@ async def test_message_for_the_store_has_its_digest_and_no_reply_queue():
     assert delivery.headers == {
         IDEMPOTENT_HEADER: True,
         DIGEST_HEADER: "d1",
-        "traceparent": "00-1-2-01",
+        **TRACE.headers,
     }
 
 

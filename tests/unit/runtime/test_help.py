@@ -1,102 +1,157 @@
-"""Help texts of the options of all commands."""
+"""Help of all commands: complete, readable at 80 columns without colour, and without secrets."""
 
-import argparse
+import importlib
 from collections.abc import Iterator
+from inspect import getdoc
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+from cyclopts import App, Argument
 
-from ops.profiling import cli, cli_shape
-from ops.sim.arguments import parser as simulator
-from services.mesh.arguments import parser as mesh
-from shared.runtime.arguments import HelpFormatter, TextHelpFormatter, seconds
+from services.mesh.cli import CHECKOUT_VERBS, VERBS, MeshProgram
+from services.mesh.models import provide
+from shared.runtime.options import SecondsOption
+from shared.runtime.program import Program, commands
 from tests.unit.ops.deployment import CLIS
 
-PARSERS = {
-    "headway": mesh(amqp_url="amqp://h/", registry=None),
-    "simulate": simulator(),
-    "profile": cli._parser(),
-    "shape": cli_shape._parser(),
-    **{service: cli._parser() for service, cli in CLIS.items()},
+PROGRAMS: tuple[Program, ...] = (MeshProgram(), provide.PROGRAM, *CLIS.values())
+
+
+def below(app: App, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], App]]:
+    """Yield *app* and its verbs, recursively, with the words that select them."""
+    yield path, app
+    for name in app:
+        if not name.startswith("-"):
+            yield from below(app[name], (*path, name))
+
+
+ALL_VERBS = VERBS | CHECKOUT_VERBS
+PAGES = {
+    " ".join(path): (program, app)
+    for program in PROGRAMS
+    for path, app in below(program.app, (program.name,))
 }
-each = pytest.mark.parametrize("name", PARSERS)
+every_page = pytest.mark.parametrize("page", PAGES)
 
 
-def below(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """Yield *parser* and the parsers of its verbs, recursively."""
-    yield parser
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for verb in action.choices.values():
-                yield from below(verb)
+def options(page: str) -> list[Argument]:
+    _, app = PAGES[page]
+    if app.default_command is None:
+        return []
+    return [each for each in app.assemble_argument_collection(parse_docstring=True) if each.show]
 
 
-def options(name: str) -> Iterator[tuple[str, argparse.Action]]:
-    for parser in below(PARSERS[name]):
-        for action in parser._actions:
-            if not isinstance(action, argparse._SubParsersAction):
-                yield f"{parser.prog} {action.option_strings or action.dest}", action
+def printed(page: str, capsys: pytest.CaptureFixture[str]) -> str:
+    program, _ = PAGES[page]
+    verb = page.removeprefix(program.name).split()
+    assert program.main([*verb, "--help"]) == 0
+    return capsys.readouterr().out
 
 
-@each
-def test_every_option_is_explained(name: str):
-    assert [where for where, action in options(name) if not action.help] == []
+def test_the_pages_are_those_of_all_verbs():
+    assert len(PAGES) > 60
+    known = {"headway up", "headway keys create", "headway profile shape", "headway-agent lso pull"}
+    assert known <= {*PAGES}
 
 
-@each
-def test_every_parser_with_a_default_shows_it(name: str):
-    mute = {
-        parser.prog
-        for parser in below(PARSERS[name])
-        if not issubclass(parser.formatter_class, HelpFormatter)
-        and any(a.default not in (None, False, [], argparse.SUPPRESS) for a in parser._actions)
-    }
-
-    assert mute == set()
+@every_page
+def test_every_option_is_explained(page: str):
+    assert [each.name for each in options(page) if not each.parameter.help] == []
 
 
-@each
-def test_every_help_text_renders(name: str):
-    for parser in below(PARSERS[name]):
-        text = parser.format_help()
-        assert "(default: None)" not in text
-        assert "(default: False)" not in text
+@every_page
+def test_every_page_is_readable_at_80_columns_without_colour(
+    page: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = printed(page, capsys).splitlines()
+
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if not line.isascii() or "\x1b" in line] == []
+    examples = [line for line in lines if line.lstrip().startswith("headway")]
+    assert [line for line in examples if not line.startswith(("  ", "headway-"))] == []
 
 
-def shown(text: str, default: object) -> str:
-    parser = argparse.ArgumentParser(prog="p", formatter_class=TextHelpFormatter)
-    parser.add_argument("--option", default=default, help=text)
-    return parser.format_help().rpartition("--option OPTION")[2].strip()
+@every_page
+def test_every_page_shows_what_the_verb_does_and_its_options(
+    page: str, capsys: pytest.CaptureFixture[str]
+):
+    text = printed(page, capsys)
+    _, app = PAGES[page]
+
+    assert " ".join(app.help.strip().partition("\n\n")[0].split()) in " ".join(text.split())
+    names = [each.name for each in options(page)]
+    assert [each for each in names if each.lower() not in text.lower()] == []
+    for empty in ("None", "False", "()"):
+        assert f"default: {empty}" not in text
+
+
+@every_page
+def test_every_verb_is_a_function_whose_docstring_is_its_help(page: str):
+    _, app = PAGES[page]
+    if app.default_command is not None:
+        first = (getdoc(app.default_command) or "").partition("\n\n")[0]
+        assert first.endswith(".")
+
+
+@pytest.mark.parametrize("verb", ALL_VERBS)
+def test_the_list_of_verbs_has_the_help_of_each(verb: str):
+    place, text = ALL_VERBS[verb]
+    module, _, name = place.partition(":")
+    found = getattr(importlib.import_module(module), name)
+    own = found.help if isinstance(found, App) else getdoc(found)
+
+    assert " ".join(own.partition("\n\n")[0].split()) == text
+
+
+def program_of(value_type: object, default: object) -> Program:
+    app = commands("p", "Program.")
+
+    def verb(*, option=default) -> int:
+        """
+        Do it.
+
+        Args:
+            option: The text.
+        """
+        print(option)  # noqa: T201 - the output of a verb
+        return 0
+
+    verb.__annotations__["option"] = value_type
+    app.default(verb)
+    return Program(app)
 
 
 @pytest.mark.parametrize(
-    ("text", "default", "printed"),
+    ("value_type", "default", "shown"),
     [
-        ("seconds", 0.0, "seconds (default: 0.0)"),
-        ("of the gateway", 8000, "of the gateway (default: 8000)"),
-        ("logs", Path("here"), "logs (default: here)"),
-        ("the model; default: the first", 3, "the model; default: the first"),
-        ("by default none", 3, "by default none"),
-        ("a switch", False, "a switch"),
-        ("a file", None, "a file"),
-        ("a text", "", "a text"),
-        ("several", (), "several"),
+        (float, 0.0, "The text. [default: 0.0]"),
+        (int, 8000, "The text. [default: 8000]"),
+        (Path, Path("here"), "The text. [default: here]"),
+        (bool, False, "The text."),
+        (Path | None, None, "The text."),
+        (str, "", "The text."),
+        (tuple[str, ...], (), "The text."),
     ],
 )
-def test_defaults_are_shown_once_and_only_where_they_exist(
-    text: str, default: object, printed: str
+def test_defaults_are_shown_only_where_they_say_something(
+    value_type: object, default: object, shown: str, capsys: pytest.CaptureFixture[str]
 ):
-    assert shown(text, default) == printed
+    assert program_of(value_type, default).main(["--help"]) == 0
+    (line,) = [each for each in capsys.readouterr().out.splitlines() if "--option" in each]
+    assert line.endswith(f"  {shown}")
 
 
 @pytest.mark.parametrize("text", ["-1", "nan", "inf", "soon"])
 def test_invalid_durations_are_refused_by_name(
     text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--timeout", type=seconds)
+    program = program_of(Annotated[float, *SecondsOption.__metadata__], 1.0)
 
-    assert parser.parse_args(["--timeout", "0"]).timeout == 0
-    with pytest.raises(SystemExit):
-        parser.parse_args([f"--timeout={text}"])
-    assert "argument --timeout" in capsys.readouterr().err
+    assert program.main(["--option", "0"]) == 0
+    assert program.main([f"--option={text}"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "0.0\n"
+    assert "Invalid value for --option" in printed.err
+    assert printed.err.endswith("usage: p --help\n")

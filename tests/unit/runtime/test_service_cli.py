@@ -77,9 +77,7 @@ def test_impossible_settings_end_with_2_and_a_reason(
 
 
 def test_an_unknown_verb_ends_with_2(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit) as end:
-        planner(["dance"])
-    assert end.value.code == 2
+    assert planner(["dance"]) == 2
     assert "show-plan" in capsys.readouterr().err
 
 
@@ -130,9 +128,7 @@ def test_topology_prints_the_whole_table(capsys: pytest.CaptureFixture[str]):
 
 
 def test_every_verb_has_a_help_text(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit) as end:
-        agent(["--help"])
-    assert end.value.code == 0
+    assert agent(["--help"]) == 0
     text = capsys.readouterr().out
     for verb in ("run", "check-config", "health", "topology", "snapshot", "drain"):
         assert verb in text

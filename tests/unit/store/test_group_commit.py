@@ -57,16 +57,33 @@ async def test_groups_are_bounded():
     assert [len(group) for group in writer.groups] == [2, 2, 1]
 
 
-async def test_the_first_item_waits_for_others():
+async def test_items_of_a_period_are_one_group():
+    writer = Writer()
+    writer.may_end = asyncio.Semaphore(3)
+    commits = GroupCommit(writer.write, period_s=0.05, max_items=3)
+    first = await commits.submit(1)
+    second = asyncio.create_task(commits.submit(2))
+    await asyncio.sleep(0.04)
+    third = asyncio.create_task(commits.submit(3))
+    others = await asyncio.gather(second, third)
+    await asyncio.sleep(0.05)
+    begun = asyncio.get_running_loop().time()
+    last = await commits.submit(4)
+
+    assert (first, others, last) == (10, [20, 30], 40)
+    assert writer.groups == [[1], [2, 3], [4]]
+    assert asyncio.get_running_loop().time() == begun
+
+
+async def test_a_full_group_does_not_wait_for_the_period():
     writer = Writer()
     writer.may_end = asyncio.Semaphore(2)
-    commits = GroupCommit(writer.write, gather_s=0.05, max_items=3)
-    first = asyncio.create_task(commits.submit(1))
-    await asyncio.sleep(0.04)
-    second = asyncio.create_task(commits.submit(2))
+    commits = GroupCommit(writer.write, period_s=60.0, max_items=2)
+    await commits.submit(1)
+    begun = asyncio.get_running_loop().time()
 
-    assert await asyncio.gather(first, second) == [10, 20]
-    assert writer.groups == [[1, 2]]
+    assert await asyncio.gather(commits.submit(2), commits.submit(3)) == [20, 30]
+    assert asyncio.get_running_loop().time() == begun
 
 
 async def test_an_error_reaches_each_caller_of_its_group_alone():

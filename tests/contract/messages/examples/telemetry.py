@@ -14,6 +14,7 @@ from shared.contracts.telemetry import (
     LanesPulled,
     LaneTotal,
     LeaderTick,
+    LsoExecuted,
     ModelActivated,
     ModelState,
     RequestObserved,
@@ -129,5 +130,15 @@ EXAMPLES: tuple[Message, ...] = (
     ),
     ModelActivated(
         instance_id="i1", model="tiny", source=Residency.WARM, duration_s=0.5, at=1000.5
+    ),
+    LsoExecuted(
+        instance_id="i1",
+        at=1000.5,
+        lso="evict",
+        outcome="done",
+        subject="2 requests",
+        reason="the head needs room",
+        message="evicted 2 requests",
+        duration_s=0.25,
     ),
 )

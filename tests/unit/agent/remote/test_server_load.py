@@ -41,6 +41,22 @@ def test_server_without_metrics_has_no_load(text: str) -> None:
     assert load_of(text) is None
 
 
+def test_timestamps_of_samples_are_skipped() -> None:
+    text = 'vllm:num_requests_running{engine="0"} 2.0 1712345678000\n'
+
+    assert load_of(text) == ServerLoad(running=2.0)
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "", "many"])
+def test_values_that_are_not_finite_numbers_are_skipped(value: str) -> None:
+    text = (
+        'vllm:num_requests_running{engine="0"} 2.0\n'
+        f'vllm:num_requests_running{{engine="1"}} {value}\n'
+    )
+
+    assert load_of(text) == ServerLoad(running=2.0)
+
+
 def test_unknown_capacity_is_zero() -> None:
     text = 'vllm:num_requests_running{engine="0"} 0.0\nvllm:cache_config_info{block_size="16"} 1\n'
 

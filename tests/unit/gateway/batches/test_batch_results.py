@@ -39,6 +39,15 @@ def test_an_answer_is_a_line_with_the_response_as_it_came():
     }
 
 
+def test_a_line_is_one_line_for_every_client():
+    text = "a\x85b\u2028c\u2029d\x1ce\x0bf"
+    line = answered(ID, "c\u2028", msgspec.json.encode({"text": text}))
+
+    assert len(line.decode().splitlines()) == 1
+    assert msgspec.json.decode(line)["response"]["body"] == {"text": text}
+    assert msgspec.json.decode(line)["custom_id"] == "c\u2028"
+
+
 def test_a_response_in_several_lines_becomes_one():
     line = answered(ID, "mine", b'{\n  "id": "x"\n}')
 

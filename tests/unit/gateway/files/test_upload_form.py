@@ -9,13 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.gateway.body import RequestBody
 from services.gateway.files.form import (
     FILE_FIELD,
     MAX_FIELD_BYTES,
-    MAX_FIELDS,
+    MAX_FORM_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_HEADERS,
+    MAX_PARTS,
     Field,
     FileBegin,
-    RequestBody,
     form_boundary,
     form_events,
 )
@@ -28,6 +31,13 @@ def part(name: str, value: bytes, filename: str | None = None) -> bytes:
     named = "" if filename is None else f'; filename="{filename}"'
     head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"{named}\r\n\r\n'
     return head.encode() + value + b"\r\n"
+
+
+def headed(*headers: bytes, content: bytes = b"x") -> bytes:
+    """A form of one file whose part has *headers* beside its own."""
+    lines = b"".join(each + b"\r\n" for each in headers)
+    file = part(FILE_FIELD, content, "a")
+    return form(file.replace(b"\r\n\r\n", b"\r\n" + lines + b"\r\n"))
 
 
 def form(*parts: bytes) -> bytes:
@@ -90,7 +100,9 @@ def test_a_form_is_read_in_any_division(content: bytes, cuts: list[int]):
         ([form(part(FILE_FIELD, b"1", "a"), part(FILE_FIELD, b"2", "b"))], "only one file"),
         ([form(part("x", b"x" * (MAX_FIELD_BYTES + 1)))], f"longer than {MAX_FIELD_BYTES} bytes"),
         ([form(part("x", b"\xff"))], "not UTF-8"),
-        ([form(*[part(f"x{n}", b"") for n in range(MAX_FIELDS + 1)])], "form is malformed"),
+        ([form(*[part(f"x{n}", b"") for n in range(MAX_PARTS + 1)])], f"than {MAX_PARTS} parts"),
+        ([headed(*[b"a: b"] * MAX_HEADERS)], f"more than {MAX_HEADERS} headers"),
+        ([headed(b"a: " + b"b" * MAX_HEADER_BYTES)], f"more than {MAX_HEADER_BYTES} bytes"),
         ([part(FILE_FIELD, b"cut", "a")], "form is malformed: Unexpected end"),
         ([b"no form at all" * 20], "form is malformed"),
     ],
@@ -100,6 +112,40 @@ async def test_a_wrong_form_is_refused(parts: list[bytes], message: str):
         await events_of(Client(parts))
 
     assert error.value.status == 400
+
+
+async def test_parts_headers_and_a_large_file_within_the_limits_are_read():
+    fields = [part(f"x{n}", b"v") for n in range(MAX_PARTS - 1)]
+    content = b"x" * (2 * MAX_FORM_BYTES)
+    headers = [b"a: b"] * (MAX_HEADERS - 1)
+
+    found, read = await events_of(Client([b"".join(fields), headed(*headers, content=content)]))
+
+    assert len(found) == MAX_PARTS
+    assert read == content
+
+
+BEFORE, AFTER = b"x" * MAX_FORM_BYTES + b"\r\n", b"x" * MAX_FORM_BYTES
+FILE = form(part(FILE_FIELD, b"1", "a"))
+LONG_FIELDS = [part(f"x{n}", b"x" * MAX_FIELD_BYTES) for n in range(MAX_PARTS - 1)]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [BEFORE + FILE],
+        [FILE, AFTER],
+        [FILE, *[AFTER[:1000]] * 66],
+        [*LONG_FIELDS, part(FILE_FIELD, b"1", "a" * 4000), form()],
+    ],
+    ids=["preamble", "epilogue", "epilogue in parts", "fields and headers"],
+)
+async def test_the_form_without_its_file_has_a_largest_size(parts: list[bytes]):
+    """Each field and header may be within its limit."""
+    with pytest.raises(ContractError, match=f"limit is {MAX_FORM_BYTES} bytes beside") as error:
+        await events_of(Client(parts))
+
+    assert (error.value.status, error.value.code) == (413, "body_too_large")
 
 
 async def test_a_client_that_disconnects_ends_the_form():

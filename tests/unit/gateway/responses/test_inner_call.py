@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 
-from services.gateway.door import INTERNAL, Internal, slot_of, tenant_of
+from services.gateway.admission import INTERNAL, Internal
 from services.gateway.responses.inner_call import InnerAnswer, inner_call
-from services.gateway.tenants import Tenants
 from shared.contracts.base import TenantId
-from shared.contracts.errors import CapacityError, ContractError
 
 ACME = TenantId("acme")
 
@@ -101,30 +99,3 @@ async def test_leaving_ends_the_request():
         await asyncio.sleep(0)
 
     assert left.is_set()
-
-
-def tenants() -> Tenants:
-    return Tenants(
-        api_keys={"sk": "acme"},
-        default_tenant="default",
-        trust_fairness_header=False,
-        max_outstanding=1,
-    )
-
-
-def test_only_internal_requests_need_no_key():
-    assert tenant_of(tenants(), {INTERNAL: Internal(TenantId("other"))}, {}) == "other"
-    with pytest.raises(ContractError):
-        tenant_of(tenants(), {}, {INTERNAL: "other"})
-    assert tenant_of(tenants(), {}, {"authorization": "Bearer sk"}) == "acme"
-
-
-def test_internal_requests_are_counted_and_not_limited():
-    found = tenants()
-    with slot_of(found, {}, ACME), slot_of(found, {INTERNAL: Internal(ACME)}, ACME):
-        num_open = found.num_open
-        with pytest.raises(CapacityError), slot_of(found, {}, ACME):
-            pass
-
-    assert num_open == 2
-    assert found.num_open == 0

@@ -183,7 +183,7 @@ def test_the_verb_starts_the_program(monkeypatch: pytest.MonkeyPatch):
 
     assert code == 1
     assert list(started[0][1:]) == [
-        *("-m", "ops.check_engine", "--quick", "--json", "--model", "m", "--out", "o"),
+        *("-m", "ops.check_engine", "--quick", "--model", "m", "--out", "o", "--json"),
     ]
 
 

@@ -18,6 +18,7 @@ from tests.unit.ops.dashboards.expressions import (
 )
 from tests.unit.ops.dashboards.promql import names_in
 from tests.unit.ops.deployment import ROOT, compose, containers
+from tests.unit.ops.test_docs_tables import table
 
 DASHBOARDS = ROOT / "ops" / "dashboards"
 FILES = sorted(FOLDER.glob("*.json"))
@@ -63,6 +64,17 @@ def test_metric_names_consist_of_component_noun_and_unit():
     components = {name.split("_")[1] for name in of_services()}
 
     assert components == {"gateway", "planner", "estimator", "agent"}
+
+
+def test_the_documented_series_are_exactly_those_that_the_services_export():
+    documented = {
+        f"headway_{row[0].partition(',')[0]}_{name}"
+        for row in table(ROOT / "ops/docs/operations.md", "component")
+        for name in re.findall(r"`(\w+)(?:{[^}]*})?`", row[2])
+    }
+    exported = {re.sub(r"_(bucket|sum|count)$", "", name) for name in of_services()}
+
+    assert documented == exported
 
 
 def test_prometheus_scrapes_every_container_at_its_health_port():

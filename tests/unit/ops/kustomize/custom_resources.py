@@ -73,6 +73,7 @@ class PrometheusMetadata(Struct, forbid_unknown_fields=True, rename="camel"):
     server_address: Annotated[str, Meta(pattern=r"^https?://\S+$")]
     query: str
     threshold: Annotated[str, Meta(pattern=r"^[0-9.]+$")]
+    activation_threshold: Annotated[str, Meta(pattern=r"^[0-9.]+$")]
     ignore_null_values: Literal["true", "false"]
 
 
@@ -87,6 +88,7 @@ class ScaledObjectSpec(Struct, forbid_unknown_fields=True, rename="camel"):
     triggers: Annotated[list[Trigger], Meta(min_length=1)]
     advanced: Advanced
     polling_interval: int
+    cooldown_period: int
     min_replica_count: int
     max_replica_count: int
 

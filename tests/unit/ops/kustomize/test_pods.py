@@ -12,7 +12,7 @@ from shared.contracts.errors import SettingsError
 from shared.runtime.cli import CLOSE_GRACE_S
 from shared.runtime.health import HEALTH, READY
 from shared.runtime.settings import SHARED_FIELDS, SHARED_GROUPS, ServiceSettings, load
-from tests.unit.ops.deployment import CLIS, SHARED_VERBS, pyproject, stages
+from tests.unit.ops.deployment import CLIS, pyproject, stages, verbs_of
 from tests.unit.ops.kustomize.manifests import (
     KUBERNETES,
     Container,
@@ -53,9 +53,7 @@ def test_every_service_has_a_workload(manifests: Manifests):
 
 def test_arguments_are_a_verb_of_the_service(manifests: Manifests):
     for each in running(manifests):
-        verbs = {*SHARED_VERBS, *(verb.name for verb in CLIS[str(each.service)].verbs)}
-
-        assert each.spec["args"][0] in verbs
+        assert each.spec["args"][0] in verbs_of(CLIS[str(each.service)])
 
 
 def test_variables_are_settings_of_the_service(manifests: Manifests):

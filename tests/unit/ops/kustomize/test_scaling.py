@@ -28,11 +28,9 @@ def trigger(keda: Manifests) -> dict[str, Any]:
     return found
 
 
-def metric(advised: int, present: int, waiting: int) -> float:
+def metric(advised: int, present: int) -> float:
     """What the query returns; `test_the_query_is_computed_as_here` compares it with Prometheus."""
-    step_up = math.floor(0.1 * present) if advised > present else 0
-    step_down = math.ceil(0.11 * advised) if not waiting else 0
-    return float(advised + step_up - step_down)
+    return float(advised + (math.floor(0.1 * present) if advised > present else 0))
 
 
 def wanted(value: float, present: int) -> int:
@@ -49,9 +47,9 @@ def keda(overlay: Callable[[str], Manifests]) -> Manifests:
 
 def test_the_query_is_computed_as_here(keda: Manifests, tmp_path: Path):
     cases = [
-        (advised, present, waiting)
-        for present, more, waiting in product((1, 2, 9, 10, 16, 29), (0, 1, 8), (0, 7))
-        for advised in (present + more,)
+        (advised, present)
+        for present, more in product((0, 1, 2, 9, 10, 16, 29), (-9, -1, 0, 1, 8))
+        if (advised := present + more) >= 0
     ]
     tests = [
         {
@@ -61,19 +59,17 @@ def test_the_query_is_computed_as_here(keda: Manifests, tmp_path: Path):
                 for series, value in (
                     ('headway_planner_advised_instances{device="d"}', advised),
                     ("headway_planner_instances", present),
-                    ('headway_planner_lane_requests{lane="a"}', waiting),
-                    ('headway_planner_lane_requests{lane="other"}', 0),
                 )
             ],
             "promql_expr_test": [
                 {
                     "expr": trigger(keda)["metadata"]["query"],
                     "eval_time": "0m",
-                    "exp_samples": [{"labels": "{}", "value": metric(advised, present, waiting)}],
+                    "exp_samples": [{"labels": "{}", "value": metric(advised, present)}],
                 }
             ],
         }
-        for advised, present, waiting in cases
+        for advised, present in cases
     ]
     file = tmp_path / "scaling.yaml"
     file.write_text(yaml.safe_dump({"rule_files": [], "tests": tests}))
@@ -86,23 +82,31 @@ def test_the_query_is_computed_as_here(keda: Manifests, tmp_path: Path):
 
 def test_more_instances_are_started_when_the_leader_advises_them():
     for present, more in product(PRESENT, range(1, 9)):
-        found = wanted(metric(present + more, present, waiting=5), present)
+        found = wanted(metric(present + more, present), present)
 
         assert present + more <= found <= math.ceil(1.1 * (present + more))
 
 
-def test_the_number_stays_while_requests_wait_and_none_is_late():
-    stays = [wanted(metric(present, present, waiting=5), present) for present in PRESENT]
-
-    assert stays == list(PRESENT)
+def test_the_number_stays_while_the_leader_advises_it():
+    assert [wanted(metric(present, present), present) for present in PRESENT] == list(PRESENT)
 
 
-def test_instances_end_one_step_at_a_time_while_nothing_waits():
-    """A step of one instance is within the tolerance from ten instances on."""
-    for present in PRESENT:
-        found = wanted(metric(present, present, waiting=0), present)
+def test_instances_end_down_to_the_advised_number_and_never_below():
+    """A difference up to a tenth is ignored, so that a few more may stay."""
+    for present, advised in ((p, a) for p in PRESENT for a in range(1, p)):
+        found = wanted(metric(advised, present), present)
 
-        assert present - math.ceil(present / 9) <= found < present
+        assert found in {advised, present}
+        assert found == advised or present - advised <= TOLERANCE * present + 1e-9
+
+
+def test_the_last_instance_ends_if_zero_is_advised_and_starts_if_more_is(keda: Manifests):
+    """KEDA itself goes to zero and back: it compares the metric with the activation threshold."""
+    spec = keda.named("ScaledObject", "headway-agent")["spec"]
+    threshold = float(trigger(keda)["metadata"]["activationThreshold"])
+
+    assert spec["minReplicaCount"] == 0
+    assert metric(0, 1) <= threshold < metric(1, 0)
 
 
 def test_without_a_leader_the_number_stays(keda: Manifests):
@@ -122,5 +126,5 @@ def test_an_active_leader_exports_the_metrics_of_the_query(keda: Manifests):
     names = set(re.findall(r"headway_\w+", trigger(keda)["metadata"]["query"]))
     exported = set(re.findall(r"^# TYPE (\w+)", generate_latest(registry).decode(), re.MULTILINE))
 
-    assert len(names) == 3
+    assert len(names) == 2
     assert names - exported == set()

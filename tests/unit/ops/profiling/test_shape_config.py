@@ -113,7 +113,7 @@ def test_unsupported_configuration_is_refused_with_its_field(
     with pytest.raises(SettingsError) as refused:
         read_shape(file)
 
-    assert str(refused.value).startswith(f"--shape: {file}: {reported}")
+    assert str(refused.value).startswith(f"{file}: {reported}")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from ops.sim.__main__ import main
 from ops.sim.lanes import Forecast, LaneQueues
 from ops.sim.limits import EngineLimits
 from ops.sim.policies import policy_factory
@@ -13,6 +12,7 @@ from ops.sim.pulling import LateBoundReplica, PullingCluster, PullOptions
 from ops.sim.request import Arrival, SimRequest
 from ops.sim.scenario import Scenario
 from ops.sim.summary import summarize, violation_share
+from services.mesh.cli import main
 from shared.contracts.base import RequestId
 from shared.contracts.lanes import LaneLayout
 from shared.contracts.qos import Slo
@@ -121,6 +121,6 @@ def test_lanes_are_fifo_by_band_and_work() -> None:
 
 
 def test_silos_do_not_pull() -> None:
-    assert main(["--dispatch", "pull", "--silo", "1:1:1"]) == 2
-    assert main(["--window", "4", "--silo", "1:1:1"]) == 2
-    assert main(["--work-classes", "4", "--dispatch", "round-robin"]) == 2
+    assert main(["simulate", "--dispatch", "pull", "--silo", "1:1:1"]) == 2
+    assert main(["simulate", "--window", "4", "--silo", "1:1:1"]) == 2
+    assert main(["simulate", "--work-classes", "4", "--dispatch", "round-robin"]) == 2

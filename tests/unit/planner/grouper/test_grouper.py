@@ -10,7 +10,7 @@ from services.planner.settings import GrouperSettings
 from shared.broker import topology
 from shared.broker.protocol import OutMessage, QueueSpec, QueueType, Settlement
 from shared.contracts.base import Decoder, RequestId, TenantId
-from shared.contracts.control import LaneNonempty
+from shared.contracts.control import LaneNonempty, QueuesRetired, QueuesRetiring
 from shared.contracts.lanes import LaneKey
 from shared.contracts.plans import LaneForecast, LanesForecast
 from shared.contracts.requests import WaitForecast
@@ -369,3 +369,15 @@ async def test_request_that_is_too_large_for_the_broker_is_refused_by_name(rig: 
     assert "500" in failure.error.message
     assert await rig.far.ready(LANE) == 0
     assert await rig.unsettled() == 0
+
+
+async def test_a_released_queue_is_reported_until_its_retirement_ends(rig: GrouperRig):
+    reports = await listen(rig.far, topology.TELEMETRY, "lanes.#")
+    decode: Decoder[LanesObserved] = Decoder(LanesObserved)
+    await rig.submit(BODY)
+    await rig.grouper.reports.on_retiring(QueuesRetiring(queues=(LANE,)))
+    rig.grouper.reports.on_retired(QueuesRetired(deleted=(LANE,)))
+    await rig.grouper.report()
+    released = [decode((await rig.far.take(reports)).body).released for _ in range(2)]
+
+    assert released == [(LANE,), ()]

@@ -14,9 +14,11 @@ from shared.contracts.errors import ContractError
 from shared.contracts.qos import Importance, QosClass, Slo
 from shared.contracts.requests import PromptText, QueuedRequest, ReplyMode
 from shared.models.registry import ModelRegistry
+from shared.tracing.context import context_of
 from tests.clocks import NOW
 from tests.deliveries import LooseDelivery
 from tests.queued import MODEL
+from tests.tracing.spans import TRACE
 from tests.unit.planner.rig import BODY, LANE, OBSERVED, intake_of
 
 SETTINGS = GrouperSettings(
@@ -65,10 +67,10 @@ def test_arrival_time_in_the_future_is_set_to_now(intake: Intake):
 
 
 def test_plain_request_is_best_effort_and_short(intake: Intake):
-    request = accepted(intake, BODY, reply_to="r", headers={"traceparent": "00-ab"})
+    request = accepted(intake, BODY, reply_to="r", headers=TRACE.headers)
     assert request.lane == LANE
     assert request.slo == Slo()
-    assert (request.request_id, request.reply_to, request.traceparent) == ("m1", "r", "00-ab")
+    assert (request.request_id, request.reply_to, context_of(request)) == ("m1", "r", TRACE)
     assert (request.reply_mode, request.application) == (ReplyMode.STREAM, "default")
     assert request.importance is Importance.HIGH
     assert request.grouped_at == NOW

@@ -1,6 +1,7 @@
 """A leader's record of plans and alarms, and its scaling advice."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -141,6 +142,7 @@ class Advisor(Planner):
         self.late_share = 0.2
         self.seen_alarms: list[int] = []
         self.asked: list[AdviceOptions] = []
+        self.floors: list[Mapping[str, int]] = []
 
     async def plan(self, snapshot: ClusterSnapshot) -> Planned:
         self.seen_alarms.append(snapshot.alarms_raised)
@@ -150,9 +152,10 @@ class Advisor(Planner):
         return replace(plan, review=replace(plan.review, cost=cost))
 
     async def advise(
-        self, snapshot: ClusterSnapshot, options: AdviceOptions
+        self, snapshot: ClusterSnapshot, options: AdviceOptions, floors: Mapping[str, int]
     ) -> tuple[DeviceAdvice, ...]:
         self.asked.append(options)
+        self.floors.append(floors)
         advice = DeviceAdvice(
             device=DEVICE, present=1, bound=1, confirmed=3, attainment=0.995, most=8
         )
@@ -190,17 +193,45 @@ class TestAdvice:
         name = "headway_planner_advised_instances"
         assert registry.get_sample_value(name, {"device": DEVICE}) == 4
 
-    async def test_advice_ends_when_work_is_in_time_again(self, cluster: LeaderRig):
+    async def test_advice_ends_some_time_after_work_is_in_time_again(self, cluster: LeaderRig):
         advisor = await advised(cluster)
         (leader,) = cluster.leaders
         await leader.advise()
         advisor.late_share = 0.05
-        await leader.plan()
-        await leader.advise()
-        (reported,) = (await explained(cluster)).advice
+        numbers = []
+        for pause_s in (0.0, 599.0, 1.0):
+            cluster.clock.advance(pause_s)
+            await cluster.hear(status())
+            await leader.plan()
+            await leader.advise()
+            (reported,) = (await explained(cluster)).advice
+            numbers.append((reported.present, reported.advised))
 
         assert len(advisor.asked) == 1
-        assert (reported.present, reported.advised) == (1, 1)
+        assert numbers == [(1, 4), (1, 4), (1, 1)]
+
+    async def test_advice_is_computed_while_fewer_instances_may_be_enough(self, cluster: LeaderRig):
+        advisor = await advised(cluster)
+        advisor.late_share = 0.0
+        (leader,) = cluster.leaders
+        await leader.plan()
+        await leader.advise()
+        await cluster.hear(status("i2"))
+        await leader.advise()
+
+        assert advisor.floors == [{DEVICE: 1}]
+
+    async def test_number_is_exported_without_instances(
+        self, cluster: LeaderRig, registry: CollectorRegistry
+    ):
+        leader = await cluster.leader()
+        leader.activated()
+        cluster.clock.advance(1.5)
+        LeaderMetrics(registry, leader.state)
+        await leader.advise()
+        name = "headway_planner_advised_instances"
+
+        assert registry.get_sample_value(name, {"device": "unknown"}) == 1
 
     async def test_inactive_leader_computes_no_advice(self, cluster: LeaderRig):
         advisor = await advised(cluster)

@@ -54,7 +54,7 @@ def learnt(*, linear_s: float, num_iterations: int = 500) -> Profile:
 
 
 async def lanes_with_something(rig: GrouperRig) -> set[str]:
-    return {name for name in rig.grouper.queues.put if await rig.far.ready(name)}
+    return {name for name in rig.grouper.placement.queues.put if await rig.far.ready(name)}
 
 
 async def take(rig: GrouperRig, body: dict[str, object], message_id: str) -> asyncio.Task[None]:

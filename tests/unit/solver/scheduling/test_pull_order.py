@@ -5,6 +5,7 @@ import math
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from solver.scheduling.keys import FAR_S
 from solver.scheduling.pulling import PullOrder, Source, SourceKind, deference_s
 from tests.clocks import NOW
 
@@ -73,24 +74,31 @@ def test_a_busy_instance_leaves_new_requests_to_others():
     order = order_of(source("lane"), source("inbox", 1.0, SourceKind.INBOX))
     for queue in ("lane", "inbox"):
         order.empty(queue, NOW)
-    assert order.nonempty("lane", NOW, held_s=0.5)
+    assert order.nonempty("lane", NOW, after_s=0.05)
     assert (next_of(order), wake_of(order)) == (None, NOW + 0.05)
     assert next_of(order, NOW + 0.05) == "lane"
 
-    order.nonempty("inbox", NOW, held_s=0.5)
+    order.nonempty("inbox", NOW, after_s=0.05)
     assert next_of(order) == "inbox"
 
 
 def test_a_queue_that_was_not_empty_is_polled_at_once():
     order = order_of(source("lane"))
-    order.nonempty("lane", NOW, held_s=5.0)
+    order.nonempty("lane", NOW, after_s=0.1)
     assert next_of(order) == "lane"
 
 
-@given(st.floats(0, 1e6), st.floats(0, 1e6))
-def test_more_work_never_defers_less_and_never_for_long(one: float, other: float):
-    less, more = sorted((one, other))
-    assert 0 <= deference_s(less) <= deference_s(more) <= 0.1
+@given(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)), st.tuples(st.floats(0, 1), st.floats(0, 1)))
+def test_more_work_never_defers_less_and_never_for_long(
+    held: tuple[float, float], taken: tuple[float, float]
+):
+    (less_s, more_s), (less, more) = sorted(held), sorted(taken)
+    assert 0 <= deference_s(less_s, less) <= deference_s(more_s, more) <= 0.1
+
+
+def test_of_instances_without_waiting_work_the_one_with_the_smaller_batch_polls_first():
+    assert deference_s(0.0, taken=0.0) == 0.0
+    assert deference_s(0.0, taken=0.25) < deference_s(0.0, taken=0.5)
 
 
 def test_relegated_work_counts_as_best_effort():
@@ -182,6 +190,25 @@ def test_best_effort_is_pulled_if_no_urgent_work_waits():
 def test_best_effort_needs_room():
     order = order_of(DUMP)
     assert next_of(order, room=False) is None
+
+
+def test_unimportant_work_is_delayed_in_an_overload():
+    low = Source(queue="low", kind=SourceKind.LANE, time_left_s=1.0, is_important=False)
+    order = order_of(low, source("high", 10.0))
+    assert next_of(order) == "low"
+    chosen = order.next(NOW, best_effort_room=True, unimportant_delay_s=20.0)
+    assert chosen is not None
+    assert chosen.queue == "high"
+
+
+def test_work_with_a_far_deadline_needs_the_room_of_best_effort():
+    order = order_of(source("night", 2 * FAR_S), DUMP)
+    assert (next_of(order, room=False), wake_of(order, room=False)) == (None, math.inf)
+    assert next_of(order) == "night"
+
+    order.pulled("night", NOW + FAR_S + 100.0)
+    assert next_of(order, NOW + 99.0, room=False) is None
+    assert next_of(order, NOW + 100.0, room=False) == "night"
 
 
 def test_a_share_of_pulls_is_best_effort_even_under_load():

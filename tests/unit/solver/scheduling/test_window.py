@@ -1,13 +1,16 @@
 """The order of requests in the window."""
 
+from functools import partial
+
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.contracts.base import RequestId
-from shared.contracts.qos import Slo
+from shared.contracts.qos import Importance, Slo
 from shared.contracts.requests import QueuedRequest
 from solver.scheduling.engine.entry import Rank
-from solver.scheduling.keys import edf_key, rank_of
+from solver.scheduling.keys import FAR_S, edf_key, rank_of
 from solver.scheduling.window import Window, tokens_needed
 from tests.clocks import NOW
 from tests.queued import BATCH, BEST_EFFORT, CHAT, a_request
@@ -16,7 +19,7 @@ BOUND_S = 600.0
 
 specs = st.lists(
     st.tuples(
-        st.sampled_from([CHAT, BATCH, BEST_EFFORT, Slo(ttlt_s=3.0)]),
+        st.sampled_from([CHAT, BATCH, BEST_EFFORT, Slo(ttlt_s=3.0), Slo(ttlt_s=86400.0)]),
         st.booleans(),
         st.floats(0, 2000),
         st.integers(-2, 2),
@@ -37,7 +40,7 @@ def requests_of(specs: list[tuple[Slo, bool, float, int]]) -> list[QueuedRequest
 def filled(requests: list[QueuedRequest]) -> Window:
     window = Window(aging_bound_s=BOUND_S)
     for request in requests:
-        window.add(request)
+        window.add(request, rank_of(request, NOW))
     return window
 
 
@@ -57,8 +60,8 @@ def take(window: Window, request: QueuedRequest) -> None:
 def test_each_tier_is_served_in_order_of_its_key(specs: list[tuple[Slo, bool, float, int]]):
     requests = requests_of(specs)
     for rank in Rank:
-        window = filled([request for request in requests if rank_of(request) is rank])
-        expected = sorted(window, key=lambda request: edf_key(request, aging_bound_s=BOUND_S))
+        window = filled([request for request in requests if rank_of(request, NOW) is rank])
+        expected = sorted(window, key=partial(edf_key, rank=rank, aging_bound_s=BOUND_S))
         assert drained(window) == [request.request_id for request in expected]
 
 
@@ -81,11 +84,32 @@ def test_counts_and_tokens_end_at_zero(
     requests = requests_of(specs)
     window = filled(requests)
     assert [window.count(rank) for rank in Rank] == [
-        sum(rank_of(request) is rank for request in requests) for rank in Rank
+        sum(rank_of(request, NOW) is rank for request in requests) for rank in Rank
     ]
     assert window.tokens == sum(tokens_needed(request) for request in requests)
     drained(window)
     assert (len(window), window.tokens, [window.count(rank) for rank in Rank]) == (0, 0, [0, 0, 0])
+
+
+@given(
+    specs=specs.filter(bool),
+    importances=st.lists(st.sampled_from(Importance), min_size=30, max_size=30),
+    delay_s=st.sampled_from([0.0, 500.0]),
+)
+def test_request_would_be_first_if_it_is_first_once_it_is_added(
+    specs: list[tuple[Slo, bool, float, int]], importances: list[Importance], delay_s: float
+):
+    requests = [
+        msgspec.structs.replace(request, importance=importance)
+        for request, importance in zip(requests_of(specs), importances, strict=False)
+    ]
+    *others, joining = requests
+    window, rank = filled(others), rank_of(joining, NOW)
+    expected = window.would_be_first(joining, rank, NOW, unimportant_delay_s=delay_s)
+    assert len(window) == len(others)
+
+    window.add(joining, rank)
+    assert (window.peek(NOW, unimportant_delay_s=delay_s) is joining) == expected
 
 
 def test_reachable_work_goes_before_relegated_work_before_best_effort():
@@ -108,6 +132,37 @@ def test_best_effort_that_has_not_aged_does_not_overtake():
         "chat",
         "dump",
     ]
+
+
+def test_work_with_a_far_deadline_has_the_rank_of_best_effort():
+    night = a_request("night", slo=Slo(ttlt_s=24 * 3600.0))
+    assert rank_of(night, NOW) is Rank.BEST_EFFORT
+    assert rank_of(night, night.deadline_at - FAR_S - 1) is Rank.BEST_EFFORT
+    assert rank_of(night, night.deadline_at - FAR_S) is Rank.REGULAR
+
+
+def test_far_work_in_the_window_competes_once_its_deadline_is_not_far():
+    far = a_request("far", slo=Slo(ttlt_s=FAR_S + 100.0))
+    window = filled([far, a_request("chat", slo=Slo(ttlt_s=500))])
+    assert window.peek(NOW + 99.0) is not far
+    later = a_request("later", slo=Slo(ttlt_s=2 * BOUND_S), arrived_at=NOW)
+    window = filled([far, later])
+    assert window.peek(NOW + 99.0) is later
+    assert window.peek(NOW + 101.0) is far
+
+
+def test_unimportant_work_is_delayed_in_an_overload():
+    low = a_request("low", slo=Slo(ttlt_s=50), importance=Importance.LOW)
+    high = a_request("high", slo=Slo(ttlt_s=100))
+    later = a_request("later", slo=Slo(ttlt_s=300))
+    window = filled([low, high, later])
+
+    assert window.peek(NOW) is low
+    assert window.peek(NOW, unimportant_delay_s=100.0) is high
+    assert window.peek_rank(Rank.REGULAR, unimportant_delay_s=100.0) is high
+    window.remove(high.request_id)
+    assert window.peek(NOW, unimportant_delay_s=100.0) is low
+    assert window.peek(NOW, unimportant_delay_s=500.0) is later
 
 
 def test_priority_breaks_ties_only():
@@ -137,7 +192,7 @@ def test_no_request_starves(gaps: list[float], slos: list[Slo]):
     for number in range(2000):
         now += gaps[number % len(gaps)] + 0.5
         slo = slos[number % len(slos)]
-        window.add(a_request(f"n{number}", slo=slo, arrived_at=now))
+        window.add(a_request(f"n{number}", slo=slo, arrived_at=now), Rank.REGULAR)
         head = window.peek(now)
         assert head is not None
         take(window, head)
@@ -150,7 +205,7 @@ def test_no_request_starves(gaps: list[float], slos: list[Slo]):
 def test_a_request_that_returns_relegated_has_only_its_new_rank():
     window = filled([a_request("r"), a_request("other", slo=BATCH)])
     window.remove(RequestId("r"))
-    window.add(a_request("r", relegated=True))
+    window.add(a_request("r", relegated=True), Rank.RELEGATED)
     assert window.peek_rank(Rank.REGULAR) is not None
     assert drained(window) == ["other", "r"]
 

@@ -1,5 +1,6 @@
 """Scaling advice: required instances of each kind of device."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
 
@@ -7,11 +8,13 @@ import pytest
 
 from shared.contracts.base import InstanceId, ModelName
 from solver.planning.capacity.advice import AdviceOptions, DeviceAdvice, scale_advice
+from solver.planning.problem.grouping import Spread
 from solver.planning.problem.snapshot import ClusterSnapshot, InstanceView, ServiceRates
 from tests.unit.solver.planning.groups import a_group
 
 A, B = ModelName("a"), ModelName("b")
 OPTIONS = AdviceOptions(target=0.95, most=6, start_s=0.0, budget_s=0.02)
+NO_FLOORS: Mapping[str, int] = {}
 
 
 def an_instance(name: str, device: str, *models: ModelName) -> InstanceView:
@@ -37,12 +40,17 @@ def a_snapshot(num_groups: int) -> ClusterSnapshot:
     )
 
 
-def advise(snapshot: ClusterSnapshot, options: AdviceOptions = OPTIONS) -> dict[str, DeviceAdvice]:
+def advise(
+    snapshot: ClusterSnapshot,
+    options: AdviceOptions = OPTIONS,
+    floors: Mapping[str, int] = NO_FLOORS,
+) -> dict[str, DeviceAdvice]:
     ticks = count()
     advice = scale_advice(
         snapshot,
         importance_weight={"high": 4.0, "low": 1.0},
         options=options,
+        floors=floors,
         clock=lambda: 0.001 * next(ticks),
         seed=1,
     )
@@ -95,3 +103,36 @@ def test_a_device_without_the_model_cannot_help(models: tuple[ModelName, ...]):
     advice = advise(replace(snapshot, instances=(*snapshot.instances, other)))["other"]
 
     assert (advice.instances > 1) == (A in models)
+
+
+def four(num_groups: int, **changes: object) -> ClusterSnapshot:
+    """Four fast instances; each serves at most six groups in time."""
+    instances = tuple(an_instance(f"f{number}", "fast", A) for number in range(4))
+    return replace(a_snapshot(num_groups), instances=instances, **changes)
+
+
+@pytest.mark.parametrize(("num_groups", "enough"), [(4, 1), (9, 2), (20, 4)])
+def test_fewer_instances_are_enough_if_their_plan_meets_the_target(num_groups: int, enough: int):
+    advice = advise(four(num_groups), floors={"fast": 0})["fast"]
+
+    assert (advice.present, advice.enough, advice.instances) == (4, enough, enough)
+
+
+def test_fewer_instances_than_the_floor_are_not_tried():
+    assert advise(four(4), floors={"fast": 3})["fast"].instances == 3
+    assert advise(four(4))["fast"].instances == 4
+
+
+def test_floor_is_enough_if_nothing_waits():
+    advice = advise(four(0), floors={"fast": 0})["fast"]
+
+    assert (advice.enough, advice.instances) == (0, 0)
+
+
+def test_instances_that_are_free_last_are_kept():
+    """One of the idle instances alone would be enough."""
+    busy = replace(an_instance("busy", "fast", A), backlog_s=Spread(58.0))
+    snapshot = four(4)
+    snapshot = replace(snapshot, instances=(busy, *snapshot.instances[1:]))
+
+    assert advise(snapshot, floors={"fast": 0})["fast"].instances == 2

@@ -51,6 +51,17 @@ class TestHeadChange:
             actions(self.QUEUE, running=work, demand=self.NEED, free_tokens=50, resumes=False) == ()
         )
 
+    def test_no_work_is_removed_that_would_take_the_room_again(self):
+        work = (
+            running("late", "late", 100, begins_first=True),
+            running("dump", "any", 300, gives_way=True, begins_first=True),
+            running("last", "late", 200),
+        )
+
+        lsos = actions(self.QUEUE, running=work, demand=self.NEED, free_tokens=50)
+
+        assert brief(lsos) == [("evict", ("last",))]
+
     def test_only_the_needed_work_is_removed_the_least_loss_first(self):
         work = (running("big", "late", 400), running("mid", "late", 60), running("wee", "late", 50))
 

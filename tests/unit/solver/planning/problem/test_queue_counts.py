@@ -160,6 +160,30 @@ def test_a_queue_of_a_lost_source_is_counted_until_an_audit_is_exact():
     assert counts.due == set()
 
 
+def test_first_counts_during_traffic_are_corrected_when_the_traffic_has_ended():
+    """The agent pulls 8 requests between the first count and its first report, a baseline."""
+    counts = QueueCounts(0.0)
+    reported(counts, "grouper", 0.0)
+    reported(counts, "grouper", 0.9, put=20)
+    audited(counts, 20, 1.0)
+    reported(counts, "agent", 1.2, pulled=8)
+    audited(counts, 12, 1.5)
+    for at in (2.0, 3.0):
+        reported(counts, "agent", at, pulled=20)
+        reported(counts, "grouper", at, put=20)
+    assert (counts.waiting(), counts.due) == ({LANE: 8}, set())  # no request waits
+
+    reported(counts, "agent", 2.0 + FIRST_RECOUNT_S, pulled=20)
+    assert counts.due == {LANE}
+    audited(counts, 0, 4.1)
+    for source in ("agent", "grouper"):
+        counts.observe(source, {}, 4.1 + SETTLE_S)
+    assert counts.waiting() == {LANE: 0}
+    for source in ("agent", "grouper"):
+        counts.observe(source, {}, 60.0)
+    assert counts.due == set()
+
+
 def test_queue_that_does_not_exist_is_dropped_unless_it_was_used_meanwhile():
     counts = started("grouper")
     reported(counts, "grouper", 1.0, put=1)

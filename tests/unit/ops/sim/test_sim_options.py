@@ -4,30 +4,40 @@ from pathlib import Path
 
 import pytest
 
-from ops.sim.__main__ import main
-from ops.sim.arguments import parser, scenario
+from ops.sim.options import SimulateOptions, scenario
+from ops.sim.profiles import load
 from ops.sim.scenario import Scenario, Wave
+from services.mesh.cli import MeshProgram, main
 
-POSITIVE = "a finite number above 0"
-SHARE = "a number from 0 to 1"
 SHARES = "Q1:Q2:Q3 in finite numbers from 0"
-WHOLE = "a whole number from 1 on"
 COUNTS = "Q1:Q2:Q3 in whole numbers from 0"
 WAVE = "LOW:HIGH[:HALF_PERIOD_S], finite, 0 <= LOW <= HIGH, HIGH > 0, HALF_PERIOD_S >= 1"
 CHUNK = "a policy with a number of at least 1 after the colon"
 
 REFUSED = [
-    *(("--qps", value, POSITIVE) for value in ("inf", "nan", "0", "-1", "x", "")),
-    *(("--hours", value, POSITIVE) for value in ("inf", "nan", "0", "-2")),
-    *(("--variation", value, "a number from 0.01 to 100") for value in ("nan", "0", "1e-200")),
-    *(("--low-share", value, SHARE) for value in ("5", "-1", "nan")),
-    *(("--allowed", value, SHARE) for value in ("-1", "nan", "1.5")),
-    *(("--most", value, WHOLE) for value in ("0", "-3", "1.5")),
-    *(("--replicas", value, WHOLE) for value in ("0", "two")),
-    *(("--window", value, WHOLE) for value in ("0",)),
-    *(("--work-classes", value, "a whole number from 1 to 32") for value in ("0", "33")),
-    *(("--kv-tokens", value, WHOLE) for value in ("0", "-5")),
-    *(("--seed", value, "a whole number from 0 on") for value in ("-1",)),
+    *(("--qps", value, "Must be > 0") for value in ("0", "-1")),
+    *(("--qps", value, "Must be < inf") for value in ("inf", "nan")),
+    *(("--qps", value, "unable to convert") for value in ("x", "")),
+    *(("--hours", value, "Must be > 0") for value in ("0", "-2")),
+    *(("--hours", value, "Must be < inf") for value in ("inf", "nan")),
+    *(("--variation", value, "Must be >= 0.01") for value in ("0", "1e-200")),
+    *(("--variation", value, "Must be <= 100") for value in ("nan", "101")),
+    *(("--low-share", value, "Must be <= 1") for value in ("5", "nan")),
+    *(("--low-share", value, "Must be >= 0") for value in ("-1",)),
+    *(("--allowed", value, "Must be <= 1") for value in ("1.5", "nan")),
+    *(("--allowed", value, "Must be >= 0") for value in ("-1",)),
+    *(("--most", value, "is below 1") for value in ("0", "-3")),
+    *(("--most", value, "is not an integer") for value in ("1.5",)),
+    *(("--replicas", value, "is below 1") for value in ("0",)),
+    *(("--replicas", value, "is not an integer") for value in ("two",)),
+    *(("--window", value, "is below 1") for value in ("0",)),
+    *(("--work-classes", value, "is below 1") for value in ("0",)),
+    *(("--work-classes", value, "is above 32") for value in ("33",)),
+    *(("--kv-tokens", value, "is below 1") for value in ("0", "-5")),
+    *(("--seed", value, "is below 0") for value in ("-1",)),
+    *(("--workload", value, 'Choose from: "code"') for value in ("codes",)),
+    *(("--match", value, "Choose from: ") for value in ("codes",)),
+    *(("--dispatch", value, 'Choose from: "pull", "round-robin"') for value in ("push",)),
     *(
         ("--wave", value, WAVE)
         for value in (
@@ -44,14 +54,9 @@ REFUSED = [
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Last output line of a rejected call; the test fails if the call is accepted."""
-    try:
-        code: object = main(arguments)
-    except SystemExit as stopped:
-        code = stopped.code
-
-    assert code == 2
-    return capsys.readouterr().err.splitlines()[-1]
+    """Error of a rejected call; the test fails if the call is accepted."""
+    assert main(["simulate", *arguments]) == 2
+    return capsys.readouterr().err
 
 
 @pytest.fixture
@@ -69,8 +74,9 @@ def test_an_invalid_value_is_rejected_with_option_value_and_limit(
 ) -> None:
     printed = refusal(capsys, "--dispatch", "pull", option, value)
 
-    assert f"argument {option}: " in printed
-    assert repr(value) in printed
+    assert printed.startswith("headway simulate: Invalid value ")
+    assert f" for {option}" in printed
+    assert value in printed
     assert limit in printed
 
 
@@ -78,7 +84,7 @@ def test_an_invalid_value_is_rejected_with_option_value_and_limit(
 @pytest.mark.parametrize(
     ("arguments", "printed"),
     [
-        (("--compare", "edf,abacus"), "argument --compare: no policy 'abacus'; known: "),
+        (("--compare", "edf,abacus"), "for --compare: no policy 'abacus'; known: "),
         (("--silo", "0:1:1"), "--silo has no replica for Q1, but --mix has a share of it"),
         (("--hours", "1e9"), "--qps 3 for --hours 1e+09 is 1.08e+13 requests, more than 10000000"),
         (("--wave", "0:1e308"), "--wave 1e+308 for --hours 1 is inf requests, more than 10000000"),
@@ -109,7 +115,7 @@ def test_a_picture_that_cannot_be_written_is_rejected_without_files(
     before = sorted(tmp_path.rglob("*"))
     printed = refusal(capsys, "--plot", str(tmp_path / name))
 
-    assert "argument --plot: " in printed
+    assert "for --plot: " in printed
     assert repr(str(tmp_path / name)) in printed
     assert limit in printed
     assert sorted(tmp_path.rglob("*")) == before
@@ -122,7 +128,7 @@ def test_a_picture_without_permission_is_rejected(
     monkeypatch.setattr("os.access", lambda path, _: path != tmp_path)
     printed = refusal(capsys, "--plot", str(tmp_path / "misses.png"))
 
-    assert "argument --plot: " in printed
+    assert "for --plot: " in printed
     assert "a file that may be written" in printed
 
 
@@ -133,16 +139,18 @@ def test_a_profile_of_another_form_is_rejected(
     profile = tmp_path / "engine.json"
     profile.write_text('{"name": 1}')
 
-    assert f"argument --profile: {str(profile)!r}: " in refusal(capsys, "--profile", str(profile))
+    assert f"for --profile: {str(profile)!r}: " in refusal(capsys, "--profile", str(profile))
 
 
 def test_values_at_their_limits_are_accepted(tmp_path: Path) -> None:
     picture = tmp_path / "misses.PNG"
-    options = parser().parse_args([
+    _, bound, _ = MeshProgram().parsed([
+        "simulate",
         "--wave", "0:2:1", "--mix", "1:0:0", "--silo", "2:0:0", "--low-share", "1", "--allowed",
         "0", "--most", "1", "--variation", "0.01", "--plot", str(picture), "--policy",
         "polyserve:1", "--compare", "edf, sarathi-fcfs:1",
     ])  # fmt: skip
+    options = bound.arguments["options"]
     asked = scenario(options)
 
     assert asked.wave == Wave(low_rps=0, high_rps=2, half_period_s=1)
@@ -153,4 +161,18 @@ def test_values_at_their_limits_are_accepted(tmp_path: Path) -> None:
     )
     assert [traffic.share for traffic in asked.classes] == [1, 0, 0]
     assert (asked.low_share, options.allowed, options.most) == (1, 0, 1)
-    assert (options.plot, options.compare) == (picture, "edf,sarathi-fcfs:1")
+    assert (options.plot, options.compare) == (picture, ("edf", "sarathi-fcfs:1"))
+
+
+def test_the_last_of_repeated_options_counts() -> None:
+    _, bound, _ = MeshProgram().parsed(
+        ["simulate", "--mix", "1:1:1", "--qps", "1", "--mix", "0:0:1", "--qps", "2"]
+    )
+    options = bound.arguments["options"]
+
+    assert [traffic.share for traffic in options.classes] == [0, 0, 1]
+    assert options.qps == 2
+
+
+def test_the_default_profile_is_the_one_in_the_help() -> None:
+    assert scenario(SimulateOptions()).profile == load("28")

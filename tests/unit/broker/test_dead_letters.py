@@ -4,12 +4,19 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.mesh.dead_letters import DeadLetter, drop, keep, process, requeue
-from services.planner.grouper.refusals import dead_letter
 from shared.broker import topology
+from shared.broker.dead_letters import (
+    DeadLetter,
+    copy_of,
+    dead_letter,
+    drop,
+    keep,
+    process,
+    requeue,
+)
 from shared.broker.memory.hub import MemoryHub
-from shared.broker.protocol import OutMessage
-from shared.contracts.base import Decoder, encode
+from shared.broker.work_queues import stored_message
+from shared.contracts.base import Decoder
 from shared.contracts.errors import MeshError
 from shared.contracts.requests import Attempts, Progress, QueuedRequest
 from tests.deliveries import LooseDelivery, UnreliableBroker
@@ -30,22 +37,14 @@ async def refused(broker: UnreliableBroker, name: str) -> None:
     delivery = LooseDelivery(
         body=b'{"model": "m"}', message_id=name, queue=topology.GLOBAL_REST, reply_to="r"
     )
-    await dead_letter(broker, delivery, reason=f"bad: {name}")
+    letter = copy_of(delivery)
+    await dead_letter(broker, letter, queue=delivery.queue, reason=f"bad: {name}")
 
 
 async def poisoned(broker: UnreliableBroker, request: QueuedRequest) -> None:
     """Publish a dead letter as an agent does for a poison request."""
-    await broker.publish(
-        topology.DEAD,
-        request.lane,
-        OutMessage(
-            body=encode(request),
-            kind="request.queued.v1",
-            message_id=request.request_id,
-            reply_to=request.reply_to,
-            headers={topology.REASON_HEADER: "poison_request: x", "headway-queue": request.lane},
-        ),
-    )
+    letter = stored_message(request)
+    await dead_letter(broker, letter, queue=request.lane, reason="poison_request: x")
 
 
 def everything(_letter: DeadLetter) -> bool:

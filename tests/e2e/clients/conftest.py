@@ -1,0 +1,51 @@
+"""A mesh for clients, and both built packages, each in an environment that holds nothing else."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from ops.clients.installed import node_with, python_with
+from ops.clients.npm import build_npm
+from ops.clients.wheel import build_wheel
+from services.mesh.processes import ProcessMesh
+from shared.store.migrating import migrate
+from tests.brokers import RabbitServer, rabbit_targets
+from tests.e2e.meshes import mesh_spec
+from tests.requirements import program
+from tests.stores import place, settings_of
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mesh(
+    rabbit_servers: Callable[[str], RabbitServer], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[ProcessMesh]:
+    """A mesh with simulated engines, whose planners have a store."""
+    directory = tmp_path_factory.mktemp("mesh")
+    settings = settings_of(None, directory / "data")
+    await migrate(place(settings))
+    with rabbit_servers(rabbit_targets()[0]).fresh_url() as url:
+        planner = {"store": msgspec.to_builtins(settings)}
+        async with ProcessMesh(mesh_spec(url, directory, planner=planner)) as running:
+            yield running
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Interpreter of an environment with the wheel alone."""
+    return python_with(wheel, tmp_path_factory.mktemp("python") / "venv")
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the npm package alone."""
+    program("npm", "npm")
+    tarball = build_npm(tmp_path_factory.mktemp("dist"))
+    return node_with(tarball, tmp_path_factory.mktemp("node"))

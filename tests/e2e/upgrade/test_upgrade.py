@@ -1,0 +1,109 @@
+"""A mesh is upgraded under load: each process of the version before is replaced in turn."""
+
+import asyncio
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from services.mesh.processes import ProcessMesh
+from shared.contracts.requests import RequestCompleted
+from tests.brokers import RabbitServer, rabbit_targets
+from tests.e2e.meshes import LLAMA, ask_all, mesh_spec, only_left, producer_of, request
+from tests.requirements import absent
+
+pytestmark = [pytest.mark.rabbitmq, pytest.mark.slow]
+
+ROOT = Path(__file__).resolve().parents[3]
+BEFORE = "de1efdb9808a68812c85d94a6c201053819f084f"
+"""The last commit of version 0.1."""
+NUM_REQUESTS, NUM_CHATS = 560, 40
+SPACING_S = 0.1
+MAX_TOKENS = 40
+BETWEEN_S = 2.0
+KINDS = ("gateway", "estimator", "grouper", "leader", "agent")
+"""Kinds of processes in the order of their replacement."""
+
+
+@pytest.fixture(scope="module")
+def code_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packages of the version before."""
+    folder = tmp_path_factory.mktemp("before")
+    archive = folder / "before.tar"
+    done = subprocess.run(
+        ["git", "archive", "--output", archive, BEFORE, "services", "shared", "solver"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        absent(f"this clone has no history: {done.stderr.strip()}", "history")
+    with tarfile.open(archive) as content:
+        content.extractall(folder, filter="data")
+    return folder
+
+
+async def replaced(mesh: ProcessMesh) -> None:
+    """Stop each process of the version before, and start one of this version in its place."""
+    for kind in KINDS:
+        for name, process in mesh.processes.items():
+            if name.partition("-")[0] == kind:
+                await asyncio.sleep(BETWEEN_S)
+                await process.stop()
+                process.code = None
+                await process.start()
+
+
+async def chat(client: httpx.AsyncClient, number: int) -> int:
+    """Tokens of the answer to a chat; refused connections are tried again."""
+    await asyncio.sleep(number * SPACING_S * NUM_REQUESTS / NUM_CHATS)
+    body = {
+        "model": LLAMA,
+        "messages": [{"role": "user", "content": f"question {number}"}],
+        "max_tokens": MAX_TOKENS,
+        "ignore_eos": True,
+    }
+    while True:
+        try:
+            response = await client.post("/v1/chat/completions", json=body)
+        except httpx.ConnectError:
+            await asyncio.sleep(0.2)
+            continue
+        if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            await asyncio.sleep(0.2)
+            continue
+        response.raise_for_status()
+        tokens: int = response.json()["usage"]["completion_tokens"]
+        return tokens
+
+
+async def test_no_request_is_lost_while_every_process_is_replaced(
+    rabbit_servers: Callable[[str], RabbitServer], code_before: Path, tmp_path: Path
+) -> None:
+    with rabbit_servers(rabbit_targets()[0]).fresh_url() as url:
+        mesh = ProcessMesh(mesh_spec(url, tmp_path, groupers=2, leaders=2))
+        for process in mesh.processes.values():
+            process.code = code_before
+        async with (
+            mesh,
+            producer_of(mesh) as producer,
+            httpx.AsyncClient(base_url=mesh.spec.gateway_url, timeout=120.0) as client,
+        ):
+            bodies = [request(number, max_tokens=MAX_TOKENS) for number in range(NUM_REQUESTS)]
+            upgrade = asyncio.create_task(replaced(mesh))
+            answers, tokens = await asyncio.gather(
+                ask_all(producer, bodies, spacing_s=SPACING_S, timeout_s=240.0),
+                asyncio.gather(*(chat(client, number) for number in range(NUM_CHATS))),
+            )
+            await upgrade
+
+            assert all(process.code is None for process in mesh.processes.values())
+            assert list(tokens) == [MAX_TOKENS] * NUM_CHATS
+            for number, answer in enumerate(answers):
+                assert isinstance(answer.final, RequestCompleted), answer.final
+                assert len(answer.token_ids) == MAX_TOKENS
+                if number % 2:
+                    assert answer.streamed == answer.token_ids
+            async with mesh.open_broker("headway-test") as broker:
+                await only_left(broker, mesh, {})
