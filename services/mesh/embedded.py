@@ -79,6 +79,9 @@ class EmbeddedMesh(Mesh):
                 error = None if task.cancelled() else task.exception()
                 raise MeshError(f"{name} ended: {error!r}") from error
 
+    async def retry_starts(self) -> None:
+        """None: a broker in this process always answers."""
+
     async def kill(self, name: str) -> None:
         """
         Cancel one service without a drain.

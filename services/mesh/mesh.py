@@ -38,6 +38,14 @@ class Mesh(ABC):
         """
 
     @abstractmethod
+    async def retry_starts(self) -> None:
+        """Restart the services that ended because the broker did not answer in time."""
+
+    async def _check_start(self) -> None:
+        await self.retry_starts()
+        self.check()
+
+    @abstractmethod
     async def kill(self, name: str) -> None:
         """End one service of the mesh immediately, without a drain."""
 
@@ -67,7 +75,7 @@ class Mesh(ABC):
             async with self.open_broker("headway-mesh") as broker:
                 await self.start()
                 await wait_ready(
-                    broker, self.spec, timeout_s=self._ready_timeout_s, check=self.check
+                    broker, self.spec, timeout_s=self._ready_timeout_s, check=self._check_start
                 )
         except BaseException:  # cancelled or failed: stop everything that was started
             await self.stop()

@@ -17,6 +17,7 @@ from services.mesh.spec import MeshSpec
 from shared.broker.connect import open_broker
 from shared.broker.protocol import Broker
 from shared.contracts.errors import MeshError
+from shared.runtime.lifecycle import EXIT_NO_BROKER
 
 log = structlog.get_logger()
 STOP_TIMEOUT_S = 40.0
@@ -55,6 +56,11 @@ class MeshProcess:
     @property
     def running(self) -> bool:
         return self._process is not None and self._process.returncode is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the ended process; None if it runs or was not started."""
+        return None if self._process is None else self._process.returncode
 
     async def start(self) -> None:
         """Start or restart the process of the service."""
@@ -132,6 +138,12 @@ class ProcessMesh(Mesh):
                     f"{process.name} ended; the end of {process.log_file.name}:\n"
                     f"{process.last_lines()}"
                 )
+
+    async def retry_starts(self) -> None:
+        for process in self.processes.values():
+            if process.exit_code == EXIT_NO_BROKER:
+                log.warning("process.restarted", name=process.name, reason="no broker")
+                await process.start()
 
     async def kill(self, name: str) -> None:
         """Kill one process with SIGKILL, as the kernel's OOM killer does."""

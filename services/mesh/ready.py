@@ -3,7 +3,7 @@
 import asyncio
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from services.mesh.spec import MeshSpec
 from shared.broker import topology
@@ -19,7 +19,7 @@ POLL_S = 0.1
 
 
 async def wait_ready(
-    broker: Broker, spec: MeshSpec, *, timeout_s: float, check: Callable[[], None]
+    broker: Broker, spec: MeshSpec, *, timeout_s: float, check: Callable[[], Awaitable[None]]
 ) -> None:
     """
     Wait until all agents and groupers have published messages and the gateway is ready.
@@ -56,7 +56,7 @@ async def wait_ready(
                 and len(groupers) >= spec.groupers
                 and await asyncio.to_thread(_gateway_ready, spec.gateway_url)
             ):
-                check()
+                await check()
                 await asyncio.sleep(POLL_S)
     except TimeoutError as error:
         silent = sorted(name for name in wanted if not _reports(name, agents))

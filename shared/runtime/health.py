@@ -27,6 +27,9 @@ connection first. Otherwise a request may be in transit to a closed connection. 
 needed after a pause of the whole process, when the timer can expire before pending data is read.
 """
 
+LAST_REQUESTS_S = 0.05
+"""Time in which a server that accepts no more connections reads the requests of open ones."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Health:
@@ -78,11 +81,24 @@ def health_app(health: Health) -> Starlette:
 
 
 class QuietServer(uvicorn.Server):
-    """Runs a uvicorn server inside a service; the service handles signals itself."""
+    """
+    Runs a uvicorn server inside a service; the service handles signals itself.
+
+    A shutdown answers the requests that clients have sent by then: the kernel resets a connection
+    that is closed before its data is read, and its client cannot see whether it was served.
+    """
 
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]  # noqa: ANN201 - uvicorn's own hook
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for listener in sockets or []:
+            listener.close()
+        await asyncio.sleep(LAST_REQUESTS_S)  # reads the requests of open connections
+        await super().shutdown(sockets)
 
 
 @contextlib.asynccontextmanager

@@ -56,7 +56,11 @@ async def replaced(mesh: ProcessMesh) -> None:
 
 
 async def chat(client: httpx.AsyncClient, number: int) -> int:
-    """Tokens of the answer to a chat; refused connections are tried again."""
+    """
+    Tokens of the answer to a chat; lost connections are tried again, as clients of OpenAI do.
+
+    The gateway of the version before resets connections that it has not accepted when it ends.
+    """
     await asyncio.sleep(number * SPACING_S * NUM_REQUESTS / NUM_CHATS)
     body = {
         "model": LLAMA,
@@ -67,7 +71,7 @@ async def chat(client: httpx.AsyncClient, number: int) -> int:
     while True:
         try:
             response = await client.post("/v1/chat/completions", json=body)
-        except httpx.ConnectError:
+        except (httpx.NetworkError, httpx.RemoteProtocolError):
             await asyncio.sleep(0.2)
             continue
         if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
