@@ -28,7 +28,7 @@ needed after a pause of the whole process, when the timer can expire before pend
 """
 
 LAST_REQUESTS_S = 0.05
-"""Time in which a server that accepts no more connections reads the requests of open ones."""
+"""Time in which a server that stops accepts waiting connections, and again reads their requests."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,8 +84,9 @@ class QuietServer(uvicorn.Server):
     """
     Runs a uvicorn server inside a service; the service handles signals itself.
 
-    A shutdown answers the requests that clients have sent by then: the kernel resets a connection
-    that is closed before its data is read, and its client cannot see whether it was served.
+    A shutdown answers the requests that clients have sent by then. The kernel resets a connection
+    that is closed before it is accepted or before its data is read, and its client cannot see
+    whether its request was served.
     """
 
     @contextlib.contextmanager
@@ -93,6 +94,7 @@ class QuietServer(uvicorn.Server):
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await asyncio.sleep(LAST_REQUESTS_S)  # accepts connections that wait at the port
         for server in self.servers:
             server.close()
         for listener in sockets or []:
