@@ -1,6 +1,5 @@
 """Admission of waiting requests to the engine, and evictions that make room for them."""
 
-import math
 from collections.abc import Iterator
 
 import msgspec
@@ -9,9 +8,9 @@ from shared.contracts.base import Seconds, UnixTime
 from shared.contracts.lanes import relegated_name
 from shared.contracts.plans import Segment
 from shared.contracts.qos import QosClass, Slo
-from solver.instance import operations
+from solver.instance import end, operations
 from solver.instance.commands import Command, Record, Submit
-from solver.instance.pull import decode_s, unimportant_delay_s
+from solver.instance.pull import decode_s, is_late, prefill_pace, unimportant_delay_s
 from solver.instance.request import Ending, Held, Run
 from solver.instance.state import InstanceState
 from solver.instance.views import situation
@@ -31,6 +30,7 @@ _LEAVES_ROOM = (Ending.EVICTED, Ending.SWAPPED_OUT)
 
 def admit(instance: InstanceState, now: UnixTime) -> Iterator[Command]:
     """Begin the runs of waiting requests while the engine has room for them."""
+    yield from _relegate_late(instance, now)
     while (held := _admissible(instance, now)) is not None:
         is_back = held.lease is not None
         yield from begin(instance, held, now)
@@ -48,7 +48,12 @@ def begin(instance: InstanceState, held: Held, now: UnixTime) -> Iterator[Comman
     """Submit a waiting or resting request to the engine."""
     if held.lease is not None:
         instance.note(held, "resumed")
-    run = Run(run_id=instance.run_id(), submitted_at=now, room_tokens=held.tokens_needed)
+    run = Run(
+        run_id=instance.run_id(),
+        submitted_at=now,
+        room_tokens=held.tokens_needed,
+        prefill_s=instance.room.prefilling_s + instance.room.prefill_s_of(held),
+    )
     slo = run_slo(held, now)
     instance.requests.submit(held, run)
     yield Submit(
@@ -144,6 +149,17 @@ def _admissible(instance: InstanceState, now: UnixTime) -> Held | None:
     return None
 
 
+def _relegate_late(instance: InstanceState, now: UnixTime) -> Iterator[Command]:
+    """Relegate interactive requests that became late while they waited for answers of others."""
+    if not instance.orders_prefills:
+        return
+    delay_s = unimportant_delay_s(instance, now)
+    while (head := instance.requests.head(now, unimportant_delay_s=delay_s)) is not None:
+        if not _is_interactive(head) or not is_late(instance, head, now):
+            return
+        yield from end.relegate(instance, head)
+
+
 def _heads(instance: InstanceState, now: UnixTime) -> Iterator[Held]:
     """The request of the window that is next, and the first ones of the other ranks."""
     delay_s = unimportant_delay_s(instance, now)
@@ -215,17 +231,25 @@ def _is_paced(instance: InstanceState, held: Held) -> bool:
 
 def _delays_answers(instance: InstanceState, held: Held, now: UnixTime) -> bool:
     """
-    True if the prefill of *held* should wait, because it would make an interactive answer late.
+    True if the prefill of *held* should wait, because it would make interactive answers late.
 
-    Only work that has time waits: interactive requests begin in any case.
+    Work that has time waits for a single answer, an interactive request for two: it would be late
+    itself.
 
     Differs: QoServe §3.3 chooses the tokens of each chunk by the slack of the answers. A server of
     others chooses its chunks itself, so the instance compares the slack with whole prefills.
     """
-    if not instance.orders_prefills or not _has_time(instance, held, now):
+    if not instance.orders_prefills:
+        return False
+    if _has_time(instance, held, now):
+        most_late = 0
+    elif _is_interactive(held):
+        most_late = 1
+    else:
         return False
     total_s = instance.room.prefilling_s + instance.room.prefill_s_of(held)
-    return total_s > _slack_s(instance, now)
+    until = now + prefill_pace(instance) * total_s
+    return sum(now <= each < until for each in _next_deadlines(instance)) > most_late
 
 
 def _has_time(instance: InstanceState, held: Held, now: UnixTime) -> bool:
@@ -239,27 +263,18 @@ def _has_time(instance: InstanceState, held: Held, now: UnixTime) -> bool:
     return now + rest_s <= request.deadline_at
 
 
-def _slack_s(instance: InstanceState, now: UnixTime) -> Seconds:
-    """
-    Time until the first deadline of the next tokens of interactive answers (QoServe eq. 2).
-
-    Answers that are late already do not count: no pause saves them.
-    """
-    slacks = (
-        _next_deadline_at(instance, held) - now
-        for held in instance.requests.runs
-        if held.rank is Rank.REGULAR
-        and held.run is not None
-        and held.run.begun
-        and held.request.slo.qos_class is QosClass.INTERACTIVE
-    )
-    return min((slack for slack in slacks if slack >= 0), default=math.inf)
+def _next_deadlines(instance: InstanceState) -> Iterator[UnixTime]:
+    """Deadlines of the next tokens of interactive answers (QoServe eq. 2)."""
+    for held in instance.requests.runs:
+        if _is_interactive(held) and held.run is not None and held.run.begun:
+            request = held.request
+            num_tokens = instance.requests.generated(held) // request.num_answers
+            yield request.slo.token_deadline_at(request.arrived_at, num_tokens + 1)
 
 
-def _next_deadline_at(instance: InstanceState, held: Held) -> UnixTime:
-    request = held.request
-    num_tokens = instance.requests.generated(held) // request.num_answers
-    return request.slo.token_deadline_at(request.arrived_at, num_tokens + 1)
+def _is_interactive(held: Held) -> bool:
+    """True if a request has a target for its first token that it may still meet."""
+    return held.rank is Rank.REGULAR and held.request.slo.qos_class is QosClass.INTERACTIVE
 
 
 def _has_best_effort_room(instance: InstanceState) -> bool:

@@ -24,6 +24,7 @@ from solver.instance.commands import (
 from solver.instance.events import Begun, Departed, Ended, Outgrown, Rendered, RunEnd, Stranded
 from solver.instance.request import Ending, Held, Lease, Phase
 from solver.instance.state import InstanceState
+from solver.scheduling.engine.entry import Rank
 
 CANCELLED = ErrorInfo(
     message="the request was cancelled", type="cancelled", code="cancelled", status=499
@@ -79,6 +80,9 @@ def on_begun(instance: InstanceState, event: Begun, now: UnixTime) -> Iterator[C
     if held is not None:
         if instance.is_crowded:
             instance.crowded_at = now
+        if held.run is not None and held.rank is Rank.REGULAR:
+            measured_s = now - held.run.submitted_at
+            instance.room.prefill_pace.add(predicted_s=held.run.prefill_s, measured_s=measured_s)
         instance.requests.begin(held)
         instance.work.pull = True
         instance.work.admit |= instance.orders_prefills

@@ -178,7 +178,7 @@ def on_delivered(instance: InstanceState, event: Delivered, now: UnixTime) -> It
 
 def _kept_or_relegated(instance: InstanceState, held: Held, now: UnixTime) -> Iterator[Command]:
     """Hold a request that may run here, or relegate it if its deadline cannot be met."""
-    if _is_infeasible(instance, held, now):
+    if is_late(instance, held, now):
         yield from end.relegate(instance, held)
     else:
         instance.requests.hold(held)
@@ -265,13 +265,23 @@ def _join(instance: InstanceState, known: Held, held: Held, now: UnixTime) -> It
         yield from end.hand_back(instance, held)
 
 
-def _is_infeasible(instance: InstanceState, held: Held, now: UnixTime) -> bool:
+def is_late(instance: InstanceState, held: Held, now: UnixTime) -> bool:
+    """Return whether a request would be late even if its run began now."""
     return is_infeasible(
         held.request,
         now=now,
-        prefill_s=predicted_prefill_s(held.request, instance.profile),
+        prefill_s=prefill_pace(instance) * predicted_prefill_s(held.request, instance.profile),
         decode_s=decode_s(instance, held, now),
     )
+
+
+def prefill_pace(instance: InstanceState) -> float:
+    """
+    Measured times of prefills, as a multiple of the predicted ones.
+
+    Decided: one for engines that order prefills themselves: their policies decide what waits.
+    """
+    return instance.room.prefill_pace.ratio if instance.orders_prefills else 1.0
 
 
 def decode_s(instance: InstanceState, held: Held, now: UnixTime) -> Seconds:

@@ -71,6 +71,8 @@ class Run:
     submitted_at: UnixTime
     room_tokens: int
     """KV tokens that are reserved for the run; the run reports when it outgrows them."""
+    prefill_s: Seconds = 0.0
+    """Predicted prefill of the run, and of those that the engine had when it was submitted."""
     begun: bool = False
     """True once the run has generated a token."""
     ending: Ending | None = None

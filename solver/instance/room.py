@@ -10,6 +10,7 @@ from solver.instance.events import EngineView
 from solver.instance.request import Held as HeldRequest
 from solver.instance.request import Phase
 from solver.prediction.latency.full_batch import batch_size, full_batch
+from solver.prediction.latency.prefill_pace import PrefillPace
 from solver.prediction.latency.service_time import (
     predicted_answer,
     predicted_prefill_s,
@@ -110,6 +111,8 @@ class Room:
         """KV tokens that are reserved for runs."""
         self.prefilling_s: Seconds = 0.0
         """Predicted prefill of the runs without a first token."""
+        self.prefill_pace = PrefillPace()
+        """Measured prefills of regular requests."""
         self.num_running = 0
         self.running_by_rank = dict.fromkeys(Rank, 0)
         self.num_window = 0

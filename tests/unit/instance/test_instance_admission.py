@@ -166,6 +166,35 @@ def test_interactive_request_begins_even_if_its_prefill_delays_answers():
     assert driver.running == {"chat", "urgent"}
 
 
+def server_with_two_answers() -> Driver:
+    """A server with long prefills and two chats, whose next tokens are due within 0.5 s."""
+    driver = server_with_long_prefills()
+    driver.put(a_request("second", slo=Slo(ttft_s=0.5, tbt_s=0.1), sampling=sampling(1000)))
+    driver.generate("second")
+    return driver
+
+
+def test_interactive_request_waits_while_its_prefill_makes_two_answers_late():
+    driver = server_with_two_answers()
+    driver.put(a_request("urgent", prompt_tokens=LONG, slo=Slo(ttft_s=9.0, tbt_s=0.1)))
+    assert driver.running == {"chat", "second"}
+
+    driver.generate("second", 9)  # one answer is ahead of its deadline by more than the prefill
+    driver.wait(0.1)
+    assert driver.running == {"chat", "second", "urgent"}
+
+
+def test_interactive_request_that_waits_for_answers_too_long_is_relegated():
+    driver = server_with_two_answers()
+    driver.put(a_request("urgent", prompt_tokens=LONG, slo=Slo(ttft_s=1.2, tbt_s=0.1)))
+    for number in range(2, 9):
+        driver.wait(0.1)
+        driver.generate("chat", number)
+        driver.generate("second", number)
+    assert driver.status.totals.relegated == 1
+    assert driver.running == {"chat", "second"}
+
+
 def keep_pace(driver: Driver, until_s: float) -> None:
     """Let the chat get each token in time, but not long before."""
     while driver.now < NOW + until_s:

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from shared.contracts.estimates import Calibration, OutputTokens
 from shared.contracts.lanes import inbox_name, relegated_name
+from shared.contracts.qos import Slo
 from shared.contracts.requests import Progress, QueuedRequest
-from shared.contracts.telemetry import PullState
+from shared.contracts.telemetry import Capability, PullState
 from solver.instance import commands as do
 from solver.instance import events as ev
 from solver.instance.end import CANCELLED
@@ -145,6 +146,26 @@ def test_infeasible_request_is_relegated():
     assert (driver.running, driver.requeued("r").queue) == (set(), RELEGATED)
     driver.notice(RELEGATED)
     assert (driver.running, driver.held("r").request.attempts.relegated) == ({"r"}, True)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "relegated"),
+    [(frozenset({Capability.RESUME}), 1), (None, 0)],
+    ids=["a server", "an engine with an order of its own"],
+)
+def test_prefill_of_a_server_is_expected_to_take_as_long_as_those_before(
+    capabilities: frozenset[Capability] | None, relegated: int
+):
+    driver = Driver() if capabilities is None else Driver(capabilities=capabilities)
+    driver.profile(a_profile(constant_s=1.0))
+    for number in range(3):  # each takes twice as long as predicted
+        driver.put(a_request(f"r{number}", arrived_at=driver.now))
+        driver.wait(2.0)
+        driver.generate(f"r{number}")
+        driver.end(f"r{number}")
+
+    driver.put(a_request("next", slo=Slo(ttft_s=1.5, tbt_s=0.1), arrived_at=driver.now))
+    assert driver.status.totals.relegated == relegated
 
 
 @pytest.mark.parametrize(("pace_s", "relegated"), [(0.15, 0), (6.0, 1), (math.inf, 1)])
