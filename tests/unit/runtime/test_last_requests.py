@@ -2,63 +2,68 @@
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from ops.ports import free_port
 from shared.runtime.health import serve_http
 
-REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+FIRST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+LAST = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
 async def answered(_request: Request) -> Response:
     return PlainTextResponse("served")
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+@asynccontextmanager
+async def served(port: int) -> AsyncIterator[Connection]:
+    """A server that runs, and an open connection on which it has answered once."""
+    app = Starlette(routes=[Route("/", answered)])
+    async with serve_http(app, host="127.0.0.1", port=port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(FIRST)
+        await reader.readuntil(b"served")
+        yield reader, writer
 
 
-def received(connection: socket.socket) -> bytes:
-    """All bytes of *connection* to its end."""
-    content = b""
-    while chunk := connection.recv(4096):
-        content += chunk
+async def rest_of(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """All bytes of a connection to its end."""
+    content = await reader.read()
+    writer.close()
+    await writer.wait_closed()
     return content
 
 
 async def test_request_of_a_connection_that_is_not_accepted_yet_is_answered() -> None:
     port = free_port()
-    async with serve_http(Starlette(routes=[Route("/", answered)]), host="127.0.0.1", port=port):
-        await asyncio.sleep(0.2)  # the server runs
-        # No turn of the event loop lies between the connection and the end of the server.
+    async with served(port) as first:
+        # The event loop of the server does not turn between the connection and its end.
         connection = socket.create_connection(("127.0.0.1", port))
-        connection.sendall(REQUEST)
-    with connection:
-        assert (await asyncio.to_thread(received, connection)).endswith(b"served")
+        connection.sendall(LAST)
+    connection.setblocking(False)
+    last = await asyncio.open_connection(sock=connection)
+    assert (await rest_of(*last)).endswith(b"served")
+    assert await rest_of(*first) == b""
 
 
 async def test_request_on_an_open_connection_is_answered() -> None:
-    port = free_port()
-    async with serve_http(Starlette(routes=[Route("/", answered)]), host="127.0.0.1", port=port):
-        await asyncio.sleep(0.2)  # the server runs
-        connection = socket.create_connection(("127.0.0.1", port))
-        await asyncio.sleep(0.2)  # the server accepts the connection
-        connection.sendall(REQUEST)
-    with connection:
-        assert (await asyncio.to_thread(received, connection)).endswith(b"served")
+    async with served(free_port()) as connection:
+        connection[1].write(LAST)
+    assert (await rest_of(*connection)).endswith(b"served")
 
 
 async def test_port_is_closed_afterwards() -> None:
     port = free_port()
-    async with serve_http(Starlette(routes=[Route("/", answered)]), host="127.0.0.1", port=port):
-        await asyncio.sleep(0.2)  # the server runs
-    try:
-        socket.create_connection(("127.0.0.1", port)).close()
-    except ConnectionRefusedError:
-        return
-    raise AssertionError("the port still accepts connections")
+    async with served(port) as connection:
+        pass
+    await rest_of(*connection)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
