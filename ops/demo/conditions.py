@@ -13,7 +13,7 @@ from shared.contracts.telemetry import InstanceStatus, Residency
 POLL_S: Seconds = 0.2
 MOST_LOAD_PER_CORE = 0.5
 """Load average per core of other programs above which the demo warns; it uses all cores itself."""
-MOST_SPREAD = 2.0
+MOST_SPREAD = 1.5
 """Largest capacity, as a multiple of the smallest, above which the demo warns."""
 
 

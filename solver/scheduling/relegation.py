@@ -34,7 +34,8 @@ def is_infeasible(
     Args:
         request: The result is False for a request that is already relegated.
         now: Unix seconds.
-        prefill_s: Predicted time to its first token if it runs alone.
+        prefill_s: Predicted time to its first token: alone, or on a server of others as much
+            longer as earlier prefills took there.
         decode_s: Predicted time from first to last token: alone, or beside prefills on a loaded
             instance. On a loaded instance, a prediction for a request alone would accept requests
             that end late.
