@@ -115,7 +115,7 @@ FULL = Sizes(
     shares=MISSED,
     seeds=3,
     probes=6,
-    pairs=4,
+    pairs=2,
 )
 
 
