@@ -22,7 +22,7 @@ from services.mesh.doctor.machine import (
 from shared.models.registry import ModelRegistry, write_registry
 from shared.models.tiny import make_tiny_models
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 @pytest.fixture
