@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from ops.ports import free_port
-from shared.runtime.health import serve_http
+from shared.runtime.health import QuietServer
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 FIRST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -25,13 +26,22 @@ async def answered(_request: Request) -> Response:
 
 @asynccontextmanager
 async def served(port: int) -> AsyncIterator[Connection]:
-    """A server that runs, and an open connection on which it has answered once."""
+    """
+    A server that runs, and an open connection on which it has answered once.
+
+    The event loop does not turn between the end of the context and the begin of the shutdown.
+    """
     app = Starlette(routes=[Route("/", answered)])
-    async with serve_http(app, host="127.0.0.1", port=port):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(FIRST)
-        await reader.readuntil(b"served")
-        yield reader, writer
+    listener = socket.create_server(("127.0.0.1", port))
+    server = QuietServer(uvicorn.Config(app, log_level="error", lifespan="off", loop="none"))
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(FIRST)
+    await reader.readuntil(b"served")
+    yield reader, writer
+    await server.shutdown([listener])
+    server.should_exit = True
+    await running
 
 
 async def rest_of(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
@@ -45,7 +55,6 @@ async def rest_of(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 async def test_request_of_a_connection_that_is_not_accepted_yet_is_answered() -> None:
     port = free_port()
     async with served(port) as first:
-        # The event loop of the server does not turn between the connection and its end.
         connection = socket.create_connection(("127.0.0.1", port))
         connection.sendall(LAST)
     connection.setblocking(False)
