@@ -2,7 +2,8 @@
 
 import pytest
 
-from ops.bench.attach import ORACLE, OURS, QUICK, Round, report
+from ops.bench.attach_report import report
+from ops.bench.attach_rounds import ORACLE, OURS, Round
 from ops.bench.result import Result
 
 BASELINE = "least loaded"
@@ -18,7 +19,7 @@ def reported(**arms: Round) -> Result:
     result = Result(name="attach", seed=0, quick=True)
     names = {"oracle": ORACLE, "ours": OURS, "baseline": BASELINE}
     rounds = {(0.4, 0): {names[name]: each for name, each in arms.items()}}
-    report(result, rounds, {}, QUICK)
+    report(result, rounds, {}, shares=(0.4, 0.5))
     return result
 
 
