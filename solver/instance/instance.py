@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from shared.contracts.base import RunId, UnixTime
-from solver.instance import admit, end, follow, models, planless, pull
+from solver.instance import end, follow, models, planless, pull
+from solver.instance.admission import admit
 from solver.instance.commands import Command, WakeAt
 from solver.instance.events import (
     Added,

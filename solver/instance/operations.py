@@ -19,7 +19,8 @@ from shared.contracts.control import (
     LsoWarm,
 )
 from shared.contracts.telemetry import Capability, ModelActivated, ModelState, Residency
-from solver.instance import admit, end, pull
+from solver.instance import end, pull
+from solver.instance.admission import admit
 from solver.instance.commands import (
     Call,
     Command,

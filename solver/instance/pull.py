@@ -3,10 +3,11 @@
 import math
 from collections.abc import Iterable, Iterator
 
-from shared.contracts.base import InstanceId, Seconds, UnixTime
+from shared.contracts.base import InstanceId, UnixTime
 from shared.contracts.lanes import LaneKey, LaneLayout, inbox_name, model_of
 from shared.contracts.qos import Importance
 from solver.instance import end
+from solver.instance.admission.prefill_order import leaves_to_others
 from solver.instance.commands import Command, Get
 from solver.instance.events import (
     Delivered,
@@ -16,26 +17,19 @@ from solver.instance.events import (
     Retired,
     Retiring,
 )
+from solver.instance.load import is_late, unimportant_delay_s, work
 from solver.instance.renewal import renew
 from solver.instance.request import Held
 from solver.instance.state import InstanceState
 from solver.planning.lanes import band_lower_edge_s
-from solver.prediction.latency.latency_model import predict_s
 from solver.prediction.latency.service_time import (
-    predicted_decode_s,
     predicted_output_tokens,
-    predicted_prefill_s,
 )
-from solver.scheduling.keys import UNIMPORTANT_DELAY_S
-from solver.scheduling.pull_room import Held as HeldWork
-from solver.scheduling.pull_room import PullBounds, has_best_effort_room, has_room, is_loaded
+from solver.scheduling.pull_room import has_best_effort_room, has_room
 from solver.scheduling.pulling import Source, SourceKind, deference_s
-from solver.scheduling.relegation import BUSY_TOKENS, busy_token_s, is_infeasible
 
 BROKER_RETRY_S = 0.5
 """Time without pulls after the broker could not be reached."""
-CROWDED_S: Seconds = 1.0
-"""Time for which an instance is considered loaded after its engine had much to prefill."""
 RETIREMENT_S = 15.0
 """Maximum duration of a leader's attempt to delete a queue."""
 
@@ -71,42 +65,9 @@ def next_source(instance: InstanceState, now: UnixTime) -> Source | None:
     return instance.order.next(
         now,
         best_effort_room=has_best_effort_room(held, bounds),
-        regular_room=not _leaves_to_others(instance),
+        regular_room=not leaves_to_others(instance),
         unimportant_delay_s=unimportant_delay_s(instance, now),
     )
-
-
-def _leaves_to_others(instance: InstanceState) -> bool:
-    """
-    True if regular requests stay in their queues, since an interactive one would have to wait here.
-
-    A server that does not order prefills computes those that it has to their ends. Another instance
-    may begin an interactive request meanwhile, as long as none has pulled it. Best-effort work is
-    pulled in any case, so that it begins as soon as the prefills have ended.
-    """
-    if not instance.orders_prefills:
-        return False
-    return instance.is_crowded or instance.requests.has_interactive_waiting
-
-
-def unimportant_delay_s(instance: InstanceState, now: UnixTime) -> Seconds:
-    """
-    Delay of work of low importance, while prefills wait all the time.
-
-    Decided: zero for engines that order prefills themselves, since their policies apply a delay in
-    their own overload mode.
-    """
-    if not instance.orders_prefills:
-        return 0.0
-    return UNIMPORTANT_DELAY_S if _is_loaded(instance, now) else 0.0
-
-
-def _is_loaded(instance: InstanceState, now: UnixTime) -> bool:
-    """True if prefills wait all the time, here or in the queues."""
-    held, bounds = work(instance)
-    if is_loaded(held, bounds):
-        return True
-    return instance.orders_prefills and now - instance.crowded_at < CROWDED_S
 
 
 def _copies(instance: InstanceState, now: UnixTime) -> Source | None:
@@ -137,15 +98,9 @@ def next_at(instance: InstanceState, now: UnixTime) -> UnixTime:
     wake_at = instance.order.wake_at(
         now,
         best_effort_room=has_best_effort_room(held, bounds),
-        regular_room=not _leaves_to_others(instance),
+        regular_room=not leaves_to_others(instance),
     )
     return max(instance.pull_at, wake_at)
-
-
-def work(instance: InstanceState) -> tuple[HeldWork, PullBounds]:
-    """Pulled work that has not begun, and the present bounds of pulled work."""
-    held = instance.room.held(instance.engine, instance.num_pulls)
-    return held, instance.room.bounds_now(instance.engine)
 
 
 def on_delivered(instance: InstanceState, event: Delivered, now: UnixTime) -> Iterator[Command]:
@@ -263,43 +218,6 @@ def _join(instance: InstanceState, known: Held, held: Held, now: UnixTime) -> It
         until = now + instance.settings.evict_hold_s
         instance.order.hold(end.return_queue(new), until)
         yield from end.hand_back(instance, held)
-
-
-def is_late(instance: InstanceState, held: Held, now: UnixTime) -> bool:
-    """Return whether a request would be late even if its run began now."""
-    return is_infeasible(
-        held.request,
-        now=now,
-        prefill_s=prefill_pace(instance) * predicted_prefill_s(held.request, instance.profile),
-        decode_s=decode_s(instance, held, now),
-    )
-
-
-def prefill_pace(instance: InstanceState) -> float:
-    """
-    Measured times of prefills, as a multiple of the predicted ones.
-
-    Decided: one for engines that order prefills themselves: their policies decide what waits.
-    """
-    return instance.room.prefill_pace.ratio if instance.orders_prefills else 1.0
-
-
-def decode_s(instance: InstanceState, held: Held, now: UnixTime) -> Seconds:
-    """Predicted time from first to last token of a request, beside the work of the instance."""
-    alone_s = predicted_decode_s(held.request, instance.profile)
-    if _is_loaded(instance, now):
-        return max(alone_s, _busy_decode_s(instance, held))
-    return alone_s
-
-
-def _busy_decode_s(instance: InstanceState, held: Held) -> Seconds:
-    """Predicted time from first to last token of a request on a loaded instance."""
-    profile = instance.profile
-    if profile is None or profile.latency is None:
-        return 0.0
-    tokens = predicted_output_tokens(held.request, profile) - held.generated
-    one_s = predict_s(profile.latency, compute_tokens=BUSY_TOKENS, context_tokens=0)
-    return max(0.0, tokens) * busy_token_s(predicted_s=one_s, pace_s=instance.engine.pace_s)
 
 
 def sources_of(instance_id: InstanceId, queues: Iterable[str], layout: LaneLayout) -> list[Source]:

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from shared.contracts.base import Seconds, UnixTime
 from shared.contracts.telemetry import Capability, InstanceStatus, PullState, Residency
-from solver.instance.pull import unimportant_delay_s
+from solver.instance.load import unimportant_delay_s
 from solver.instance.request import Held
 from solver.instance.state import InstanceState
 from solver.planning.lso.evict_or_swap import KvCosts

@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared.contracts.ends import NEVER
-from solver.instance import admit, end, operations, pull
+from solver.instance import end, operations, pull
 from solver.instance import instance as control
+from solver.instance.admission import admit
 from solver.instance.commands import Command, Discard, Renew
 from solver.instance.renewal.renewals import Renewals
 from solver.instance.request import EDGES, Ending, Held, Phase

@@ -4,13 +4,18 @@ from collections.abc import Iterator
 
 import msgspec
 
-from shared.contracts.base import Seconds, UnixTime
-from shared.contracts.lanes import relegated_name
+from shared.contracts.base import UnixTime
 from shared.contracts.plans import Segment
 from shared.contracts.qos import QosClass, Slo
-from solver.instance import end, operations
+from solver.instance import operations
+from solver.instance.admission.prefill_order import (
+    delays_answers,
+    is_paced,
+    leave_relegated,
+    relegate_late,
+)
 from solver.instance.commands import Command, Record, Submit
-from solver.instance.pull import decode_s, is_late, prefill_pace, unimportant_delay_s
+from solver.instance.load import unimportant_delay_s
 from solver.instance.request import Ending, Held, Run
 from solver.instance.state import InstanceState
 from solver.instance.views import situation
@@ -22,15 +27,13 @@ from solver.scheduling.engine.entry import Rank
 from solver.scheduling.relegation import is_infeasible
 
 LATE_PERIOD_S = 0.1
-_LEFT_S: Seconds = 0.5
-"""Time for which no relegated request is pulled after one had to wait for answers."""
 _HAND_BACK, _MAKE_ROOM = "hand back late requests", "make room for the head"
 _LEAVES_ROOM = (Ending.EVICTED, Ending.SWAPPED_OUT)
 
 
 def admit(instance: InstanceState, now: UnixTime) -> Iterator[Command]:
     """Begin the runs of waiting requests while the engine has room for them."""
-    yield from _relegate_late(instance, now)
+    yield from relegate_late(instance, now)
     while (held := _admissible(instance, now)) is not None:
         is_back = held.lease is not None
         yield from begin(instance, held, now)
@@ -142,22 +145,11 @@ def _admissible(instance: InstanceState, now: UnixTime) -> Held | None:
             # A best-effort request that precedes regular ones through aging must not block the
             # slots that are reserved for them.
             continue
-        if _delays_answers(instance, head, now):
-            _leave_relegated(instance, head, now)
+        if delays_answers(instance, head, now):
+            leave_relegated(instance, head, now)
             continue
-        return head if _fits(instance, head) and _is_paced(instance, head) else None
+        return head if _fits(instance, head) and is_paced(instance, head) else None
     return None
-
-
-def _relegate_late(instance: InstanceState, now: UnixTime) -> Iterator[Command]:
-    """Relegate interactive requests that became late while they waited for answers of others."""
-    if not instance.orders_prefills:
-        return
-    delay_s = unimportant_delay_s(instance, now)
-    while (head := instance.requests.head(now, unimportant_delay_s=delay_s)) is not None:
-        if not _is_interactive(head) or not is_late(instance, head, now):
-            return
-        yield from end.relegate(instance, head)
 
 
 def _heads(instance: InstanceState, now: UnixTime) -> Iterator[Held]:
@@ -173,13 +165,6 @@ def _heads(instance: InstanceState, now: UnixTime) -> Iterator[Held]:
             yield head
 
 
-def _leave_relegated(instance: InstanceState, head: Held, now: UnixTime) -> None:
-    """Pull no more relegated requests while one waits, so that they do not fill the window."""
-    if head.rank is Rank.RELEGATED:
-        queue = relegated_name(head.request.model.base)
-        instance.order.hold(queue, now + _LEFT_S)
-
-
 def _crowded_out(instance: InstanceState, now: UnixTime) -> Held | None:
     """The regular request at the head of the window, if only room is missing."""
     if not _may_begin(instance) or _is_isolated(instance):
@@ -187,7 +172,7 @@ def _crowded_out(instance: InstanceState, now: UnixTime) -> Held | None:
     head = instance.requests.head(now, unimportant_delay_s=unimportant_delay_s(instance, now))
     if head is None or head.rank is not Rank.REGULAR or _must_wait(instance, head):
         return None
-    if _fits(instance, head) or _delays_answers(instance, head, now):
+    if _fits(instance, head) or delays_answers(instance, head, now):
         return None
     return head
 
@@ -213,68 +198,6 @@ def _fits(instance: InstanceState, held: Held) -> bool:
     if requests.num_runs >= engine.max_running:
         return False
     return instance.room.reserved_tokens + held.tokens_needed <= engine.kv_capacity_tokens
-
-
-def _is_paced(instance: InstanceState, held: Held) -> bool:
-    """
-    True if the engine gets no more prefill than it should have at once.
-
-    An engine that orders prefills by arrival makes an urgent request wait for all of them; what
-    waits must wait here, in the order of the window.
-    """
-    prefilling_s = instance.room.prefilling_s
-    if not prefilling_s or not instance.orders_prefills:
-        return True
-    total_s = prefilling_s + instance.room.prefill_s_of(held)
-    return total_s <= instance.settings.max_prefill_s
-
-
-def _delays_answers(instance: InstanceState, held: Held, now: UnixTime) -> bool:
-    """
-    True if the prefill of *held* should wait, because it would make interactive answers late.
-
-    Work that has time waits for a single answer, an interactive request for two: it would be late
-    itself.
-
-    Differs: QoServe §3.3 chooses the tokens of each chunk by the slack of the answers. A server of
-    others chooses its chunks itself, so the instance compares the slack with whole prefills.
-    """
-    if not instance.orders_prefills:
-        return False
-    if _has_time(instance, held, now):
-        most_late = 0
-    elif _is_interactive(held):
-        most_late = 1
-    else:
-        return False
-    total_s = instance.room.prefilling_s + instance.room.prefill_s_of(held)
-    until = now + prefill_pace(instance) * total_s
-    return sum(now <= each < until for each in _next_deadlines(instance)) > most_late
-
-
-def _has_time(instance: InstanceState, held: Held, now: UnixTime) -> bool:
-    """True if *held* may begin after all other requests that the instance has pulled."""
-    request = held.request
-    if held.rank is not Rank.REGULAR:
-        return now < request.arrived_at + instance.settings.aging_bound_s
-    if request.slo.qos_class is QosClass.INTERACTIVE or instance.requests.has_interactive_waiting:
-        return False  # a regular head must not stop an interactive request
-    rest_s = instance.room.prefill_s() + decode_s(instance, held, now)
-    return now + rest_s <= request.deadline_at
-
-
-def _next_deadlines(instance: InstanceState) -> Iterator[UnixTime]:
-    """Deadlines of the next tokens of interactive answers (QoServe eq. 2)."""
-    for held in instance.requests.runs:
-        if _is_interactive(held) and held.run is not None and held.run.begun:
-            request = held.request
-            num_tokens = instance.requests.generated(held) // request.num_answers
-            yield request.slo.token_deadline_at(request.arrived_at, num_tokens + 1)
-
-
-def _is_interactive(held: Held) -> bool:
-    """True if a request has a target for its first token that it may still meet."""
-    return held.rank is Rank.REGULAR and held.request.slo.qos_class is QosClass.INTERACTIVE
 
 
 def _has_best_effort_room(instance: InstanceState) -> bool:
