@@ -3,11 +3,12 @@ A mesh in front of two stock `vllm serve`, against clients that choose the serve
 
 Interactive requests (Q1), requests with a limit for the whole answer (Q2) and batch requests share
 the servers; a fixed number of batch requests is always open. Targets are fixed multiples of the
-times of unloaded servers. The load is the one at which the better of round robin and least loaded,
-each also with vLLM's `priority`, misses a given share of the interactive targets in the mean over
-the seeds; then all arms serve it one after another. The speed of a machine varies between two arms,
-so the batch work of the mesh is compared with that of the better baseline in further pairs of
-rounds, one directly after the other, in alternating order.
+times of unloaded servers. The load is the one at which clients that choose the least loaded server,
+with vLLM's `priority`, miss a given share of the interactive targets in the mean over the seeds;
+then all arms serve it one after another: the mesh, and round robin and least loaded, each with and
+without `priority`. The speed of a machine varies between two arms, so the batch work of the mesh is
+compared with that of one baseline in further pairs of rounds, one directly after the other, in
+alternating order.
 """
 
 import statistics
@@ -28,12 +29,10 @@ from ops.bench.attach_arms import (
     meshed,
     stock_servers,
 )
-from ops.bench.attach_report import NO_BASELINES, Pair, Rounds, batch_ratio, report
+from ops.bench.attach_report import Pair, Rounds, batch_ratio, report
 from ops.bench.attach_rounds import (
     BATCH,
-    FIRST_RPS,
     INTERACTIVE,
-    NUM_BATCH,
     ORACLE,
     OURS,
     OWN,
@@ -66,11 +65,9 @@ around it, as on a GPU.
 MULTIPLES = {"ttft": 10.0, "tbt": 10.0, "Q2": 20.0}
 """Ratio of each target to the median of its time on the unloaded server."""
 MISSED = (0.3, 0.4, 0.5)
-"""Shares of interactive targets that the better baseline misses, which determine the loads."""
-MANY_BATCH = 48
-"""Number of open batch requests that are more than the servers can run."""
-_STEP = 1.25
-"""Ratio of the rates at which the baselines are compared."""
+"""Shares of interactive targets that a baseline misses, which determine the loads."""
+SEARCHED = "least loaded, priority"
+"""Baseline with which the loads are found; the report names the one with the fewest misses."""
 
 
 QUICK = Sizes(
@@ -135,9 +132,9 @@ async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
                 sizes=sizes,
                 seed=seed,
             )
-            best = await _better_baseline(bench)
-            rounds = await _compared(bench, best)
-            pairs = {each: await _paired(bench, best, each) for each in (NUM_BATCH, MANY_BATCH)}
+            await bench.serve(OURS, bench.load(999, 2.0))  # warm-up
+            rounds = await _compared(bench)
+            pairs = await _paired(bench)
         if not quick:
             await _with_own_engines(url, entry, root, bench, rounds)
     report(result, rounds, pairs, sizes.shares)
@@ -183,11 +180,11 @@ async def _targets(arm: Arm, sizes: Sizes, seed: int, result: Result) -> dict[st
     }
 
 
-async def _compared(bench: Bench, best: str) -> Rounds:
-    """Find the loads with the baseline *best*, and let all arms serve them in turns."""
+async def _compared(bench: Bench) -> Rounds:
+    """Find the loads with one baseline, and let all arms serve them in turns."""
     rounds = Rounds()
     for share in bench.sizes.shares:
-        rate_rps = bench.rates[share] = await bench.rate(best, share)
+        rate_rps = bench.rates[share] = await bench.rate(SEARCHED, share)
         for number in range(bench.sizes.seeds):
             names = list(bench.arms)
             turn = number % len(names)
@@ -202,31 +199,18 @@ async def _compared(bench: Bench, best: str) -> Rounds:
     return rounds
 
 
-async def _paired(bench: Bench, best: str, num_batch: int) -> list[Pair]:
-    """Let the baseline *best* and the mesh serve loads of other seeds, one after the other."""
+async def _paired(bench: Bench) -> list[Pair]:
+    """Let one baseline and the mesh serve loads of other seeds, one after the other."""
     pairs = []
     for share, rate_rps in bench.rates.items():
         for number in range(bench.sizes.pairs):
             load = bench.load(bench.sizes.seeds + number, rate_rps)
-            names = (best, OURS) if number % 2 == 0 else (OURS, best)
-            served = {name: await bench.serve(name, load, num_batch) for name in names}
-            pair = served[best], served[OURS]
+            names = (SEARCHED, OURS) if number % 2 == 0 else (OURS, SEARCHED)
+            served = {name: await bench.serve(name, load) for name in names}
+            pair = served[SEARCHED], served[OURS]
             pairs.append(pair)
-            say(f"{share:.0%}, {num_batch} batch requests: {batch_ratio(*pair):.3f}")
+            say(f"{share:.0%}, batch tokens of a pair: {batch_ratio(*pair):.3f}")
     return pairs
-
-
-async def _better_baseline(bench: Bench) -> str:
-    """The baseline that misses the fewest targets, at a rate at which targets are missed."""
-    await bench.serve(OURS, bench.load(999, 2.0))  # warm-up
-    names = [name for name in bench.arms if name not in NO_BASELINES]
-    rate_rps = FIRST_RPS
-    for _ in range(bench.sizes.probes):
-        if (await bench.serve(names[0], bench.load(998, rate_rps))).missed >= min(MISSED):
-            break
-        rate_rps *= _STEP
-    probes = {name: await bench.serve(name, bench.load(998, rate_rps)) for name in names}
-    return min(names, key=lambda name: probes[name].missed)
 
 
 async def _with_own_engines(

@@ -43,7 +43,7 @@ class Sizes:
     seeds: int
     probes: int
     pairs: int
-    """Number of pairs of rounds for each load and number of open batch requests."""
+    """Number of pairs of rounds for each load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +99,15 @@ class Bench:
     sizes: Sizes
     seed: int
     search: RateSearch = field(default_factory=lambda: RateSearch(first_rps=FIRST_RPS))
-    """Trials with the better baseline; the share is the mean over the seeds."""
+    """Trials with one baseline; the share is the mean over the seeds."""
     rates: dict[float, float] = field(default_factory=dict)
 
-    async def serve(self, name: str, load: Load, num_batch: int = NUM_BATCH) -> Round:
-        """Serve *load* with one arm, and *num_batch* batch requests at a time."""
+    async def serve(self, name: str, load: Load) -> Round:
+        """Serve *load* with one arm, beside batch requests except for the oracle."""
         arm, requests = self.arms[name], load.requests
         engines, mesh = self.server_pids[name], self.mesh_pids.get(name, ())
         batch: list[Outcome] = []
+        num_batch = NUM_BATCH
         if name == ORACLE:
             num_batch = 0
             requests = [each for each in requests if each.class_name == INTERACTIVE]

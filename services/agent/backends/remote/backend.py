@@ -1,7 +1,6 @@
 """Backend for one server that others run."""
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from typing import Protocol
@@ -30,9 +29,9 @@ from services.agent.backends.settings import RemoteSettings
 from shared.contracts.base import ModelName, RequestId, Seconds
 from shared.contracts.errors import EngineError, MeshError, NotActiveError, UnsupportedError
 from shared.contracts.models import ModelEntry
-from shared.contracts.qos import QosClass
 from shared.contracts.telemetry import ActivationPath, Capability, EngineIteration
 from solver.scheduling.concurrency import ConcurrencyLimit
+from solver.scheduling.server_priority import server_priority
 
 log = structlog.get_logger()
 WATCH_PERIOD_S = 0.5
@@ -41,8 +40,6 @@ _MISSED = 2
 """Number of failed looks after which the server counts as dead."""
 _FIRST_LIMIT = 8
 """Limit of concurrent requests at a server without metrics, until it is measured."""
-_RANKS = {QosClass.INTERACTIVE: 0, QosClass.NON_INTERACTIVE: 1, QosClass.BEST_EFFORT: 2}
-_RANK_STEP = 10**12
 
 
 class _Run(Protocol):
@@ -267,7 +264,7 @@ class RemoteEngine(AnsweringBackend):
         task.add_done_callback(lambda _task: self._forget_run(name))
 
     def _run_of(self, request: EngineRequest, description: Description) -> _Run:
-        priority = priority_of(request) if self._orders else None
+        priority = server_priority(request.slo, request.arrived_at) if self._orders else None
         model = request.adapter or self._model
         if request.call is not None:
             return BodyRun(
@@ -402,10 +399,3 @@ def served_name(description: Description, settings: RemoteSettings, entry: Model
             "engine.remote.model"
         )
     return wanted
-
-
-def priority_of(request: EngineRequest) -> int:
-    """Priority for vLLM's server, lower first: the class, then the deadline in units of 0.1 s."""
-    deadline_at = request.slo.planning_deadline_at(request.arrived_at)
-    within = 0 if math.isinf(deadline_at) else round(deadline_at * 10)
-    return _RANKS[request.slo.qos_class] * _RANK_STEP + within
