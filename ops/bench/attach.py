@@ -21,18 +21,14 @@ from pathlib import Path
 import msgspec
 
 from ops.bench.attach_arms import (
-    BY_CLASS,
     Arm,
     Balanced,
-    Outcome,
     mesh_spec,
     meshed,
     stock_servers,
 )
 from ops.bench.attach_report import Pair, Rounds, batch_ratio, report
 from ops.bench.attach_rounds import (
-    BATCH,
-    INTERACTIVE,
     ORACLE,
     OURS,
     OWN,
@@ -44,6 +40,8 @@ from ops.bench.engine_load import planned_load
 from ops.bench.progress import say
 from ops.bench.result import Result
 from ops.environment import broker_for
+from ops.sim.attached.asks import BATCH, INTERACTIVE, PRIORITIES
+from ops.sim.attached.outcomes import Outcome
 from services.agent.backends.remote.server import Server
 from services.agent.backends.settings import RemoteSettings
 from services.agent.backends.vllm.front.process import vllm_unavailable_reason
@@ -148,7 +146,7 @@ def _baselines(servers: Sequence[Server]) -> dict[str, Arm]:
             Balanced(servers=servers, model=MODEL, least_loaded=least, priorities=priorities)
         )
         for least in (False, True)
-        for priorities in (None, BY_CLASS)
+        for priorities in (None, PRIORITIES)
     }
 
 

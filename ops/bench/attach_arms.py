@@ -13,6 +13,7 @@ import psutil
 
 from ops.bench.vllm_serve import StockServer, stock_server
 from ops.ports import free_port
+from ops.sim.attached.outcomes import Outcome
 from services.agent.backends.base import EngineRequest
 from services.agent.backends.remote.server import Server
 from services.agent.backends.remote.token_run import TokenRun
@@ -30,30 +31,9 @@ from shared.runtime.clock import SystemClock
 NUM_SERVERS = 2
 MAX_RUNNING = 16
 """Limit of each server, as its owner has set it."""
-BY_CLASS = {"Q1": 0, "Q2": 1, "batch": 2}
-"""Priority of each class for vLLM's server, lower first."""
 IMPORTANCE = {"Q2": Importance.LOW}
-"""Importance of a class for the mesh; the same information as `BY_CLASS` for vLLM's server."""
+"""Importance of a class for the mesh; the same information as `PRIORITIES` for vLLM's server."""
 _ids = count()
-
-
-@dataclass(slots=True)
-class Outcome:
-    """Tokens of one answer and their times, Unix seconds."""
-
-    arrived_at: float
-    first_token_at: float | None = None
-    last_token_at: float | None = None
-    num_tokens: int = 0
-    finished: bool = False
-
-    def add(self, num_tokens: int) -> None:
-        """Record new tokens."""
-        if num_tokens:
-            now = time.time()
-            self.first_token_at = self.first_token_at or now
-            self.last_token_at = now
-            self.num_tokens += num_tokens
 
 
 class Arm(Protocol):
@@ -102,7 +82,7 @@ class Balanced:
         try:
             async for outputs in run.outputs(self.servers[number]):
                 for output in outputs:
-                    outcome.add(len(output.token_ids))
+                    outcome.add(len(output.token_ids), time.time())
                     outcome.finished |= output.finish_reason is not None
         finally:
             self._open[number] -= 1
@@ -138,7 +118,7 @@ class Meshed:
         generation = await self.producer.submit(body, reply=ReplyMode.STREAM)
         try:
             async for part in generation:
-                outcome.add(len(part.token_ids))
+                outcome.add(len(part.token_ids), time.time())
             outcome.finished = not hasattr(await generation.final(), "error")
         finally:
             await generation.cancel()

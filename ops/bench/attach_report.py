@@ -31,7 +31,9 @@ def report(result: Result, rounds: Rounds, pairs: Sequence[Pair], shares: Sequen
     """
     missed_ratios: dict[float, float] = {}
     batch_ratios = [batch_ratio(*pair) for pair in pairs]
-    result.figures["batch tokens per CPU s of pairs, baseline / headway"] = _rounded(batch_ratios)
+    if pairs:
+        name = "batch tokens per CPU s of pairs, baseline / headway"
+        result.figures[name] = _rounded(batch_ratios)
     for share in shares:
         of_share = [each for (at, _), each in rounds.items() if at == share]
         better = _better(of_share)
@@ -41,9 +43,9 @@ def report(result: Result, rounds: Rounds, pairs: Sequence[Pair], shares: Sequen
         result.figures[f"missed at {share:.0%}, oracle / better baseline"] = round(
             _missed_ratio(of_share, ORACLE, better), 3
         )
-        result.figures[f"mesh, cores at {share:.0%}"] = _rounded(
-            [each[OURS].mesh_cores for each in of_share]
-        )
+        cores = [each[OURS].mesh_cores for each in of_share]
+        if any(cores):  # a simulated mesh uses none
+            result.figures[f"mesh, cores at {share:.0%}"] = _rounded(cores)
         batch_ratios += [batch_ratio(each[better], each[OURS]) for each in of_share]
         missed_ratios[share] = _missed_ratio(of_share, OURS, better)
     for share in AT:

@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ops.bench.attach_arms import Arm, Outcome, cpu_s
+from ops.bench.attach_arms import Arm, cpu_s
 from ops.bench.cores import EngineCores
 from ops.bench.engine_load import Planned, planned_load
 from ops.bench.progress import say
 from ops.bench.rate_search import RateSearch
+from ops.sim.attached.asks import BATCH, INTERACTIVE
+from ops.sim.attached.outcomes import Outcome, is_missed
 from shared.contracts.base import Seconds
 from shared.contracts.qos import Slo
 
-INTERACTIVE, BATCH = "Q1", "batch"
 OURS, OWN = "headway", "headway, own engines"
 ORACLE = "oracle"
 """
@@ -186,15 +187,3 @@ class Bench:
             for planned, outcome in served
             if planned.class_name == class_name
         ]
-
-
-def is_missed(outcome: Outcome, slo: Slo) -> bool:
-    """True if the first or the last token was later than its deadline (QoServe eqs 1-3)."""
-    if not outcome.finished or outcome.first_token_at is None or outcome.last_token_at is None:
-        return True
-    arrived_at = outcome.arrived_at
-    late = outcome.last_token_at > slo.completion_deadline_at(arrived_at)
-    if slo.ttft_s is None:
-        return late
-    late |= outcome.first_token_at > slo.token_deadline_at(arrived_at, 1)
-    return late or outcome.last_token_at > slo.token_deadline_at(arrived_at, outcome.num_tokens)
