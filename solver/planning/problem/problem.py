@@ -66,7 +66,7 @@ class InstanceArrays:
     device: Ints
     """Index of each instance's kind of device, below the number D of kinds, [G]."""
     active: Ints
-    """Active model of each instance, or `NONE`, [G]."""
+    """Active model of each instance, or `NONE` without one that it may serve, [G]."""
     activate_s: Floats
     """
     Time to activate each model while another model is active, [G, M]; infinite if not allowed.

@@ -51,6 +51,7 @@ class InstanceView:
     device: str
     """Name of the kind of device; instances of one kind are equally fast."""
     active: ModelName | None
+    """Active model; may be absent from `activate_s`, when the instance must not serve it."""
     activate_s: Mapping[ModelName, Seconds]
     """Time to activate each model that the instance can serve, while another model is active."""
     backlog_s: Spread = _NOTHING
@@ -207,7 +208,10 @@ def _instance_arrays(
             dtype=np.int32,
         ),
         active=np.array(
-            [NONE if each.active is None else number[each.active] for each in instances],
+            [
+                number[each.active] if each.active and each.active in each.activate_s else NONE
+                for each in instances
+            ],
             dtype=np.int32,
         ),
         activate_s=activate_s,
