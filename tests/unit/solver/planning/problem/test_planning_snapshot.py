@@ -111,6 +111,22 @@ class TestArrays:
 
         assert [problem.may_serve(0, index) for index in range(2)] == [True, False]
 
+    @pytest.mark.parametrize("waiting", [(A, B), (B,)])
+    def test_an_active_model_that_its_instance_must_not_serve_counts_as_none(
+        self, snapshot: ClusterSnapshot, waiting: tuple[ModelName, ...]
+    ):
+        """The status of an instance leaves out models whose files differ from the gateways'."""
+        differing = instance(FAST, "big", active=A, activate_s={B: 7.0})
+        instances = problem_of(
+            replace(
+                snapshot,
+                groups=tuple(a_group(model) for model in waiting),
+                instances=(differing,),
+            )
+        ).instances
+
+        assert instances.active.tolist() == [NONE]
+
 
 class TestRunningPlans:
     def test_places_of_a_plan_become_the_running_plan(self, snapshot: ClusterSnapshot):
