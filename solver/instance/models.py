@@ -134,8 +134,10 @@ def _released(instance: InstanceState, model: ModelName) -> Script:
     instance.removed.pop(model, None)
     instance.noticed = {queue: at for queue, at in instance.noticed.items() if queue not in queues}
     following = instance.following
-    if model in (following.lost, following.ordered):
-        following.lost = following.ordered = None
+    if model == following.lost:
+        following.lost = None
+    if model == following.ordered:
+        following.ordered = None
     if instance.model == model:
         following.applied = ()
         instance.serve(None)
