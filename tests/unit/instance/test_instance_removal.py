@@ -1,11 +1,12 @@
 """A model that was removed from the registry is served until nothing waits, and then released."""
 
 from shared.contracts.base import ModelName
+from shared.contracts.control import LsoActivate
 from solver.instance import commands as do
 from solver.instance import events as ev
 from solver.instance.models import GRACE_S, RETRY_S
 from tests.queued import MODEL, OTHER, a_request, lane_of
-from tests.unit.instance.driver import EQUAL, Driver, segment
+from tests.unit.instance.driver import EQUAL, OURS, Driver, segment
 
 LANE = lane_of().queue_name
 
@@ -74,6 +75,25 @@ def test_an_instance_without_its_model_follows_plans():
     driver.wait(GRACE_S + 0.1)
     assert driver.status.model is None
     driver.plan(OTHER)
+    assert driver.status.model == OTHER
+
+
+def test_the_release_of_another_model_keeps_the_model_that_an_operator_ordered():
+    """The released model is the one that a restarted engine could not activate again."""
+    planned = ModelName("planned")
+    driver = Driver()
+    driver.give(ev.Added(model=ev.ModelFacts(model=planned, digest=EQUAL)))
+    driver.failing[do.Load] = ["no such weights"]
+    driver.die()
+    assert driver.instance.following.lost == MODEL
+    driver.plan(planned, epoch=5)
+    driver.order(LsoActivate(instance_id=OURS, model=OTHER))
+    driver.give(ev.Removed(model=MODEL))
+    driver.wait(GRACE_S - 1.0)
+    driver.plan(planned, epoch=5)
+    driver.wait(2.0)
+
+    assert released(driver) == [MODEL]
     assert driver.status.model == OTHER
 
 
