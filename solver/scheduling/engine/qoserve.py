@@ -1,5 +1,6 @@
 """The composed scheduling policy: many SLOs in one batch (QoServe, Niyama, ConServe §4.2)."""
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from math import inf
 
@@ -200,18 +201,24 @@ class DecodeHistory:
 
     Args:
         default_tokens: Expected length of an application with fewer than ten answers so far.
+        max_applications: Maximum number of applications with a history, because clients choose
+            their names; the application without an answer for longest is forgotten first.
     """
 
-    def __init__(self, *, default_tokens: float) -> None:
+    def __init__(self, *, default_tokens: float, max_applications: int = 1000) -> None:
         self._default_tokens = default_tokens
-        self._moments: dict[str, RunningMoments] = {}
+        self._max_applications = max_applications
+        self._moments: OrderedDict[str, RunningMoments] = OrderedDict()
+        """Moments of the answers of each application, the application of the last answer last."""
         self._expected: dict[str, float] = {}
 
     def observe(self, application: str, output_tokens: int) -> None:
         """Learn from a request that finished with *output_tokens*."""
-        moments = self._moments.get(application)
-        if moments is None:
-            moments = self._moments[application] = RunningMoments()
+        moments = self._moments.setdefault(application, RunningMoments())
+        self._moments.move_to_end(application)
+        if len(self._moments) > self._max_applications:
+            forgotten, _ = self._moments.popitem(last=False)
+            self._expected.pop(forgotten, None)
         moments.observe(output_tokens)
         value = moments.value()
         if value is not None and value.count >= _ENOUGH:
