@@ -23,3 +23,12 @@ def test_an_application_without_history_has_the_default() -> None:
 
 def test_expected_length_respects_the_limit() -> None:
     assert DecodeHistory(default_tokens=50).expected_tokens("chat", 7) == 7
+
+
+def test_the_application_without_an_answer_for_longest_is_forgotten() -> None:
+    history = DecodeHistory(default_tokens=50, max_applications=2)
+    for application in ("a", "b", "a", "c"):
+        for _ in range(10):
+            history.observe(application, 7)
+
+    assert [history.expected_tokens(each, 1000) for each in ("a", "b", "c")] == [7, 50, 7]
