@@ -1,4 +1,4 @@
-"""Insertion of groups into a plan: each at its cheapest place, or where it finishes first."""
+"""Insertion of groups into a plan: each at its cheapest place, or at the end of a queue."""
 
 import numpy as np
 
@@ -9,13 +9,11 @@ from solver.planning.search.evaluation import (
     Draft,
     commit,
     draft_cost,
-    last_of,
     queue_cost,
     refresh,
-    setup_of,
 )
-from solver.planning.search.state import TIME, State
-from solver.planning.search.tables import WORK, Indices, Tables
+from solver.planning.search.state import State
+from solver.planning.search.tables import Indices, Tables
 
 
 @kernel
@@ -33,23 +31,6 @@ def insert(tables: Tables, state: State, groups: Indices) -> None:
                     least, best_instance, best_place = added, instance, place
         if best_instance != NONE:
             _put(tables, state, group, best_instance, best_place)
-
-
-@kernel
-def append(tables: Tables, state: State, groups: Indices) -> None:
-    """Put each group of *groups*, in order, at the end of the queue where it finishes first."""
-    for group in groups:
-        first_s = np.inf
-        best = NONE
-        for instance in range(len(state.length)):
-            last = last_of(state, instance)
-            setup_s = setup_of(tables, instance, last, group)
-            work_s = tables.rows[tables.device[instance], group, WORK]
-            end_s = state.after[last, TIME] + setup_s + work_s
-            if end_s < first_s:
-                first_s, best = end_s, instance
-        if best != NONE:
-            put_last(tables, state, group, best)
 
 
 @inlined
