@@ -80,17 +80,17 @@ class Forest(NamedTuple):
     starts: Indices
     """
     Index of the first tree of each output o: its trees are from `starts[o]` up to `starts[o + 1]`,
-    int32[num_outputs + 1].
+    uint32[num_outputs + 1].
     """
     roots: Indices
-    """Root node of each tree, int32[num_trees]."""
+    """Root node of each tree, uint32[num_trees]."""
     depths: Indices
-    """Maximum number of splits on a path of each tree, int32[num_trees]."""
+    """Maximum number of splits on a path of each tree, uint32[num_trees]."""
     split: Indices
-    """Feature that each node compares, int32[num_nodes]."""
+    """Feature that each node compares, uint32[num_nodes]."""
     child: Indices
     """
-    First of the two adjacent children of each node, int32[num_nodes]; a leaf is its own child.
+    First of the two adjacent children of each node, uint32[num_nodes]; a leaf is its own child.
     """
     value: Floats
     """
