@@ -87,7 +87,7 @@ def tables_of(problem: PlanningProblem) -> Tables:
         move_cost=objective.moved / max(1, problem.num_groups),
         served=served.astype(np.int64),
         first_served=np.searchsorted(model[served], np.arange(problem.num_models + 1)).astype(
-            np.int32
+            np.int64
         ),
         normal=normal_table(),
     )
