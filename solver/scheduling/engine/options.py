@@ -37,13 +37,11 @@ class SchedulingOptions:
     weight is `low_work_weight_s_per_token`.
     """
     high_load_s: Seconds = 3.0
-    """
-    Predicted duration of the waiting prefills at and above which the high work weight applies.
-    """
+    """Predicted duration of the waiting prefills above which the high work weight applies."""
     low_load_s: Seconds = 0.5
-    """Predicted duration of the waiting prefills below which the low work weight applies."""
+    """Predicted duration of the waiting prefills below which the low work weight applies again."""
     overload_s: Seconds = 30.0
-    """Predicted duration of the waiting prefills at which the overload mode begins."""
+    """Predicted duration of the waiting prefills above which the overload mode begins."""
     recovered_s: Seconds = 3.0
     """Predicted duration of the waiting prefills below which the overload mode ends."""
     unimportant_delay_s: Seconds = 500.0
@@ -81,8 +79,8 @@ class SchedulingOptions:
     """Age from which relegated and best-effort work gets a guaranteed share of iterations."""
     aged_share: int = 16
     """
-    Inverse of the share of iterations that begin with the oldest request older than
-    `aging_bound_s`.
+    Inverse of the share of iterations that begin with a request older than `aging_bound_s`, if
+    there is one.
     """
 
     @property

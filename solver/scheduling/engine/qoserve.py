@@ -191,6 +191,7 @@ class QoServePolicy:
 
 
 _ENOUGH = 10
+"""Number of answers of an application from which its own history is used."""
 
 
 class DecodeHistory:
@@ -200,7 +201,7 @@ class DecodeHistory:
     Source: QoServe §3.4.
 
     Args:
-        default_tokens: Expected length of an application with fewer than ten answers so far.
+        default_tokens: Expected length of an application with fewer than `_ENOUGH` answers so far.
         max_applications: Maximum number of applications with a history, because clients choose
             their names; the application without an answer for longest is forgotten first.
     """
