@@ -319,15 +319,15 @@ def _newest(
     return {**one, **newer}
 
 
-def served_between_s(instance_id: InstanceId, known: SoftState, heard: SoftState) -> Seconds:
+def served_between_s(instance_id: InstanceId, earlier: SoftState, later: SoftState) -> Seconds:
     """
     Work that an instance served between two states, for routers that are in both states.
 
     Work of a router that is in only one state is ignored, because its time of service is unknown.
     """
     grown_s = 0.0
-    for router, work in heard.work.items():
-        before, after = known.work.get(router, {}).get(instance_id), work.get(instance_id)
+    for router, work in later.work.items():
+        before, after = earlier.work.get(router, {}).get(instance_id), work.get(instance_id)
         if before is not None and after is not None:
             grown_s += after.finished_s - after.given_up_s - before.finished_s + before.given_up_s
     return grown_s

@@ -14,6 +14,7 @@ from solver.routing.prefills import CalibratedPrefills, PrefillModel
 from solver.routing.request import Candidate, PrefillEstimate, RoutedRequest
 
 LEVELS = (0.5, 0.9, 0.95)
+"""Levels of prefill models that are made from a latency model instead of fitted trees."""
 DeviceKey = tuple[str, str]
 """Key of a prefill model: engine and device."""
 

@@ -70,14 +70,14 @@ class PrefixIndex:
                 return number
         return len(prefix)
 
-    def observe(self, thought_tokens: float, found_tokens: float) -> None:
+    def observe(self, expected_tokens: float, found_tokens: float) -> None:
         """
-        Learn that *found_tokens* of a request were cached while *thought_tokens* were assumed to be
-        cached.
+        Learn that *found_tokens* of a request were cached while *expected_tokens* were assumed to
+        be cached.
         """
-        if thought_tokens <= 0:
+        if expected_tokens <= 0:
             return
-        found = found_tokens >= _FOUND_SHARE * thought_tokens
+        found = found_tokens >= _FOUND_SHARE * expected_tokens
         share = self._share * (_GROWS if found else _SHRINKS)
         self._share = min(1.0, max(_LEAST_SHARE, share))
         self._evict()

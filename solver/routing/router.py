@@ -94,8 +94,8 @@ class Router:
         Choose an instance for *request*, and queue the request for the instance (algorithm 1, lines
         1-10).
 
-        The router must have an instance. If the request was submitted before, this call first
-        finishes the earlier submission.
+        The router must have an instance, and the request must not wait in a queue. If the request
+        was dispatched before, this call first finishes the earlier submission.
         """
         self.finish(request.request_id, now)
         instance_ids = candidate_set(
@@ -165,7 +165,8 @@ class Router:
 
     def forget(self, before: UnixTime, now: UnixTime) -> None:
         """
-        Finish requests that were sent before *before*, as the message about their end may be lost.
+        Finish requests that were sent before the time *before*, since the messages about their ends
+        may be lost.
         """
         while self._dispatched:
             request_id, (_, sent_at) = next(iter(self._dispatched.items()))

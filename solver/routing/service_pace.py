@@ -81,8 +81,8 @@ class ServicePace:
         """
         reported_s = reported_tokens * self.token_s
         # Before the first request from this router, the time per token of the instance is unknown.
-        knows = reported_s > 0 or not reported_tokens
-        self._correction_s = _CORRECTION_SHARE * (reported_s - in_engine_s) if knows else 0.0
+        is_known = reported_s > 0 or not reported_tokens
+        self._correction_s = _CORRECTION_SHARE * (reported_s - in_engine_s) if is_known else 0.0
         self._corrected_at = now
 
     def wait_s(self, in_engine_s: Seconds, typical_s: Seconds, now: UnixTime) -> Seconds:

@@ -71,4 +71,5 @@ class TenantShares:
 
     @property
     def total(self) -> int:
+        """Number of outstanding tokens of all tenants."""
         return self._total
