@@ -7,6 +7,7 @@ from shared.contracts.estimates import LatencyCoefficients
 from solver.prediction.latency.latency_model import predict_batch_s
 
 LARGEST_ITERATION_TOKENS = 2048
+"""Maximum tokens of the assumed iterations, prefills and decodes together."""
 
 
 class FullBatch(NamedTuple):

@@ -33,8 +33,9 @@ _LEAST_S = 1e-6
 """Least time of an iteration; shorter times are below the resolution of clocks."""
 _JUDGED = 512
 """Number of the latest predictions whose errors are reported."""
-_BELIEVED_TOKENS = (1, 8, 64, 256, 512, 1024, 2048)
-_BELIEVED_CONTEXTS = (0, 1024, 8192)
+_PRIOR_TOKENS = (1, 8, 64, 256, 512, 1024, 2048)
+_PRIOR_CONTEXTS = (0, 1024, 8192)
+"""Tokens and contexts of the assumed iterations by which earlier coefficients count."""
 _RIDGE = (1e-13, 1e-10, 1e-9, 1e-9, 1e-9)
 """
 Ridge of each term: decides between terms that the iterations do not distinguish.
@@ -189,7 +190,7 @@ class OnlineLatencyFit:
 
         The first real iterations are mostly alike, and change only the terms that they involve.
         """
-        for tokens, context in itertools.product(_BELIEVED_TOKENS, _BELIEVED_CONTEXTS):
+        for tokens, context in itertools.product(_PRIOR_TOKENS, _PRIOR_CONTEXTS):
             pairs = one_prefills_pairs(tokens, context)
             expected_s = predict_batch_s(
                 coefficients,

@@ -10,7 +10,9 @@ from solver.prediction.latency.latency_model import predict_batch_s, predict_s
 DEFAULT_TOKEN_S = 0.002
 """Time per token that is assumed before anything was measured."""
 CHUNK_TOKENS = 512
+"""Prefill tokens of one iteration that are assumed for a request that runs alone."""
 ALL_APPLICATIONS = "*"
+"""Key of the lengths of all applications together."""
 RESIDUAL_SHARE = 0.1
 """
 Least expected remaining tokens of a running request, as a share of the mean answer.
@@ -20,7 +22,10 @@ The share is low on purpose: operations that wait for such a run then wait only 
 
 
 def predicted_prefill_s(request: QueuedRequest, profile: Profile | None) -> Seconds:
-    """Predicted time to the first token if the request runs alone, in chunks of 512 tokens."""
+    """
+    Predicted time to the first token if the request runs alone, in chunks of `CHUNK_TOKENS`; 0
+    without a latency model.
+    """
     tokens = request.prompt_tokens + request.progress.num_tokens
     if profile is None or profile.latency is None:
         return 0.0
@@ -35,7 +40,10 @@ def predicted_prefill_s(request: QueuedRequest, profile: Profile | None) -> Seco
 
 
 def predicted_decode_s(request: QueuedRequest, profile: Profile | None) -> Seconds:
-    """Predicted time from the first token to the last token if the request runs alone."""
+    """
+    Predicted time from the first token to the last token if the request runs alone; 0 without a
+    latency model.
+    """
     if profile is None or profile.latency is None:
         return 0.0
     tokens = predicted_output_tokens(request, profile) - request.progress.num_tokens

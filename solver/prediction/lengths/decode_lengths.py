@@ -20,6 +20,7 @@ Moments of an answer's length, assumed before the first answer of a model.
 The median is 71 tokens; QoServe's applications have medians of 8, 41 and 415 (table 2).
 """
 POOLED_REQUESTS = 10.0
+"""Number of answers that the estimate of all applications, or the prior of a model, counts as."""
 
 
 @dataclass(frozen=True, slots=True)

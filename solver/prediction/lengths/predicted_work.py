@@ -10,7 +10,7 @@ from solver.prediction.latency.service_time import ALL_APPLICATIONS
 LEVEL = 0.9
 """Level of the quantile that is assumed as the length of an answer."""
 UNKNOWN_TOKENS = 256
-"""Length of answers that is assumed before the estimator knows the lengths of a model's answers."""
+"""Length of answers that is assumed before the estimator has published lengths of a model."""
 
 
 @dataclass(slots=True)

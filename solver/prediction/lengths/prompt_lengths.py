@@ -67,15 +67,15 @@ class PromptLengths:
         """Learn that *text* has *tokens* tokens; an empty text is ignored."""
         if tokens <= 0 or text.num_bytes <= 0:
             return
-        believed = 1 / bytes_per_token
-        ratio = tokens / (believed * text.num_bytes + text.num_messages)
+        prior = 1 / bytes_per_token
+        ratio = tokens / (prior * text.num_bytes + text.num_messages)
         if not 1 / _MAX_DEVIATION <= ratio <= _MAX_DEVIATION:
             return
-        lengths = self._models.setdefault(model, _ModelLengths(tokens_per_byte=believed))
+        lengths = self._models.setdefault(model, _ModelLengths(tokens_per_byte=prior))
         terms = np.array([text.num_bytes, text.num_messages], dtype=np.float64) / tokens
         lengths.matrix = self._keep * lengths.matrix + np.outer(terms, terms)
         lengths.vector = self._keep * lengths.vector + terms
-        lengths.tokens_per_byte, lengths.tokens_per_message = _solve(lengths, believed)
+        lengths.tokens_per_byte, lengths.tokens_per_message = _solve(lengths, prior)
 
     def bytes_per_token(self) -> dict[ModelName, float]:
         """Learned bytes per token; infinite if the fit assigns all tokens to the chat template."""
@@ -85,13 +85,13 @@ class PromptLengths:
         }
 
 
-def _solve(lengths: _ModelLengths, believed: float) -> tuple[float, float]:
+def _solve(lengths: _ModelLengths, prior: float) -> tuple[float, float]:
     """
-    Coefficients fitted to the observations and to the prior, which counts as `_PRIOR_WEIGHT`
-    prompts.
+    Coefficients fitted to the observations and to *prior*, tokens per byte, which counts as
+    `_PRIOR_WEIGHT` prompts.
     """
-    anchor = _PRIOR_WEIGHT * np.diag([1 / believed**2, 1 / _MESSAGE_TOKENS**2])
+    anchor = _PRIOR_WEIGHT * np.diag([1 / prior**2, 1 / _MESSAGE_TOKENS**2])
     matrix = lengths.matrix + anchor
-    vector = lengths.vector + np.array([_PRIOR_WEIGHT / believed, 0.0])
+    vector = lengths.vector + np.array([_PRIOR_WEIGHT / prior, 0.0])
     per_byte, per_message = non_negative(matrix, vector).tolist()
     return per_byte, per_message
