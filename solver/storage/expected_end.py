@@ -5,9 +5,11 @@ from bisect import bisect_right
 from shared.contracts.base import Seconds, UnixTime
 
 MAX_SAMPLES = 512
+"""Maximum number of observed counts that are kept."""
 LEAST_LINES = 3
 """Number of lines that must have ended before there is an estimate."""
 LEAST_WINDOW_S: Seconds = 15.0
+"""Least length of the window of observed ends, if that much time has passed."""
 HORIZON_SHARE = 1.0
 """
 Length of the window of observed ends, as a part of the time that is left: the load of the near
@@ -15,8 +17,6 @@ future is like that of the near past, and for a far end changes of load average 
 """
 PRIOR_LINES = 60.0
 """Weight of the rate since the first end, in lines of the window, against chance in short ones."""
-
-
 RESULTS_S_PER_LINE: Seconds = 0.0005
 """Time to write the result of a line, before a batch has ended."""
 _NEWEST_SHARE = 0.5
@@ -30,7 +30,10 @@ class ResultPace:
         self._per_line_s = RESULTS_S_PER_LINE
 
     def observe(self, *, num_lines: int, elapsed_s: Seconds) -> None:
-        """Note how long the results of a batch took; a clock that was set back says nothing."""
+        """
+        Learn from a batch whose results took *elapsed_s* to write; a negative time, after the clock
+        was set back, is ignored.
+        """
         if num_lines and elapsed_s >= 0.0:
             self._per_line_s += _NEWEST_SHARE * (elapsed_s / num_lines - self._per_line_s)
 
@@ -44,8 +47,8 @@ class ExpectedEnd:
     Estimates the end of one batch.
 
     The rate of ends is measured over a window as long as the time that is left, and shrunk towards
-    the rate since the first end; the time before it, in which the first lines are published and
-    served, says nothing about the rate.
+    the rate since the first end. The time before the first end, in which the first lines are
+    published and served, does not count.
 
     Args:
         num_lines: Number of lines of the batch.
@@ -63,7 +66,7 @@ class ExpectedEnd:
         self._ended: list[int] = [num_ended]
 
     def observe(self, num_ended: int, now: UnixTime) -> None:
-        """Note how many lines have ended; calls are in the order of time."""
+        """Record how many lines have ended; a time not after the last one's is ignored."""
         if now <= self._times[-1]:
             return
         if num_ended == self._ended[0] and len(self._times) == 1:

@@ -48,9 +48,9 @@ class Pace:
     """
     The pace of one batch.
 
-    Lines wait in the mesh for about `lead_s`; running lines do not count, since how many run is the
-    engines' matter. While the window is too short for the present rate, more lines wait, so that
-    the planner sees the work. A refusal limits the lines in the mesh to those that were admitted;
+    Lines wait in the mesh for about `lead_s`; running lines do not count, as the engines determine
+    their number. While the window is too short for the present rate, more lines wait, so that the
+    planner counts their work. A refusal limits the lines in the mesh to those that were admitted;
     then the limit grows slowly, as long as nothing is refused.
 
     Args:
@@ -65,14 +65,14 @@ class Pace:
         self._paused_until: UnixTime = 0.0
 
     def observe(self, num_started: int, now: UnixTime) -> None:
-        """Note how many lines have started or ended so far."""
+        """Record how many lines have started or ended so far."""
         self._starts.append((now, num_started))
         while len(self._starts) > 1 and self._starts[1][0] <= now - WINDOW_S:
             self._starts.popleft()
 
     def refused(self, *, admitted: int, retry_after_s: Seconds, now: UnixTime) -> None:
         """
-        Note that lines were refused for the tenant's limits or for load.
+        Record that lines were refused for the tenant's limits or for load.
 
         Args:
             admitted: Number of lines that are in the mesh nevertheless.

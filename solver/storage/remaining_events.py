@@ -1,8 +1,8 @@
 """
 Continues the events of a response with those of another stream of the same answer.
 
-When the gateway that ran a response is gone, another one asks the mesh again and gets the same
-answer, rendered again: its texts are cut differently, and its items have other ids.
+When the gateway that ran a response is gone, another gateway requests the answer again. It gets the
+same answer, rendered again: texts are cut at other places, and items have other ids.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from solver.storage.response_events import DELTA, ENDS, ITEM_ADDED, LIFECYCLE, E
 _IDS = ("id", "item_id", "call_id")
 """Fields with ids that differ in each rendering of an answer."""
 _PLACE = ("output_index", "content_index", "summary_index")
-"""Fields that say where in the output an event belongs."""
+"""Fields with the place in the output to which an event belongs."""
 _Key = tuple[Any, ...]
 
 
@@ -27,7 +27,7 @@ class StreamDivergedError(MeshError):
 
 class Continuation:
     """
-    Finds what is missing, event by event.
+    Finds the events that are missing, one event of the other stream after another.
 
     Text is compared by its place in the output and by its length: a piece that was sent is left
     out, and a piece that was sent in part is cut. Other events are sent once for each place. Items
@@ -93,7 +93,7 @@ class Continuation:
         return cut
 
     def _match_item(self, event: Event) -> None:
-        """Note the ids with which the item was sent."""
+        """Record the ids with which the item was sent."""
         sent, item = self._items.get(event["output_index"]), event["item"]
         if sent is None:
             return

@@ -68,5 +68,5 @@ def sweep(
 
 
 def broken_off(uploads: Mapping[str, UnixTime], *, now: UnixTime, grace_s: Seconds) -> set[str]:
-    """Uploads that are older than *grace_s*, which no upload in progress is."""
+    """Uploads that are older than *grace_s*; an upload in progress is never as old."""
     return {each for each, made_at in uploads.items() if made_at < now - grace_s}

@@ -23,7 +23,7 @@ def retry_delay_s(
         attempts: Number of attempts that have failed, at least 1.
         age_s: Time since the event.
         give_up_after_s: Age after which no attempt is made.
-        retry_after_s: Least delay that the receiver asks for.
+        retry_after_s: Least delay by the answer of the receiver; None without one.
         chance: Random number from 0 to 1.
 
     Returns:
