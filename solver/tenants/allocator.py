@@ -15,16 +15,21 @@ from shared.contracts.tenants.policies import (
 from solver.tenants.leases import SILENCE_S, WINDOW_S, Key, Window
 
 UNLIMITED = 10**15
-"""Limit of a tenant that has none by this process's policies; another process knows newer ones."""
+"""
+Limit that counts for a tenant without one in the policies of this process; a grouper with newer
+policies may demand permits for it.
+"""
 _NOTHING = MeterDemand()
 TERM_STEP = 0.001
+"""Difference of the number of a new term from the highest one so far, if the clock is behind it."""
 
 
 @dataclass(slots=True)
 class _Grouper:
-    """What is known of one grouper."""
+    """State of one grouper, by its demands and the grants for it."""
 
     heard_at: UnixTime
+    """Time at which its last demand was received; without one, the first grant to it."""
     seq: int = 0
     at: UnixTime = 0.0
     applied: int = 0
@@ -45,11 +50,11 @@ class _Grouper:
 @dataclass(slots=True, kw_only=True)
 class Allocator:
     """
-    Grants permits to all groupers, while `term` is set; otherwise only listens to demands.
+    Grants permits to all groupers while `term` is set; otherwise only records demands and grants.
 
     Args:
         limit: The limit of a tenant; None: no limit.
-        listens_since: Time from which this process hears all demands.
+        listens_since: Time from which this process receives all demands.
     """
 
     limit: Callable[[TenantId, LimitKind], int | None]
@@ -74,7 +79,7 @@ class Allocator:
         self.term = None
 
     def on_demand(self, demand: TenantDemand, now: UnixTime) -> None:
-        """Take note of a demand; older ones and repetitions change nothing."""
+        """Record a demand; older ones and repetitions change nothing."""
         self._forget_silent(now)
         self._highest_term = max(self._highest_term, demand.term)
         if self.term is not None and demand.term > self.term:
@@ -107,7 +112,7 @@ class Allocator:
         ]
 
     def on_grants(self, grants: TenantGrants, now: UnixTime) -> None:
-        """Take note of what another allocator grants, for the case that this one takes over."""
+        """Record the grants of another allocator, for the case that this one takes over."""
         if grants.term == self.term:
             return
         grouper = self._groupers.get(grants.to)
@@ -177,7 +182,7 @@ class Allocator:
         )
 
     def _share(self, key: Key, free: int, grouper: _Grouper, wanted: int) -> int:
-        """The grouper's part of what is free, in proportion to what the groupers want."""
+        """The grouper's part of the *free* permits, in proportion to the wanted permits of all."""
         if wanted <= 0 or free <= 0:
             return 0
         others = sum(

@@ -11,7 +11,7 @@ Take all permits that were used in one minute, and the last grant of one of them
 of them were granted, none was returned, and none was used more than a minute before. So all of them
 counted, and there are at most as many as the limit has.
 
-Every grouper hears all demands and grants, so that each can be the allocator. A new allocator
+Every grouper receives all demands and grants, so that each can be the allocator. A new allocator
 begins a term. It grants nothing for `SILENCE_S`, after which the grants of earlier terms that have
 not arrived are void, and all permits that groupers have are known.
 """
@@ -37,9 +37,9 @@ Time without an answer after which a grouper does not use its permits, and time 
 after which the allocator takes them as used.
 """
 DEMAND_MEMORY_S: Seconds = 1.0
-"""Time over which a grouper measures what is asked of it."""
+"""Time over which a grouper measures the rate of requests."""
 HORIZON_S: Seconds = 0.6
-"""Time for which a grouper wants to have permits."""
+"""Time ahead for which a grouper demands permits, at the present rate of requests."""
 IDLE_S: Seconds = 5.0
 """Time without a request after which a grouper keeps no permits in reserve."""
 PLENTY = 8
@@ -226,7 +226,7 @@ class Holder:
                 meter.used_at = now
             elif now - meter.used_at > SILENCE_S:
                 self._active.discard(key)
-                continue  # the allocator has heard that nothing is left
+                continue  # the allocator has received demands without use for the whole time
             meters.setdefault(tenant, {})[kind] = MeterDemand(
                 balance=meter.balance,
                 used=meter.used,
