@@ -193,7 +193,7 @@ def expire(instance: InstanceState, now: UnixTime) -> Iterator[Command]:
 
 
 def fail_expired(instance: InstanceState, held: Held, place: str) -> Iterator[Command]:
-    """End a request that has reached its end; the final reply says how far it came."""
+    """End a request that has reached its end; the final reply gives its place and its tokens."""
     instance.totals.expired[place] += 1
     us, request = instance.settings.instance_id, held.request
     num_tokens = instance.requests.generated(held)

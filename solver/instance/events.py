@@ -158,12 +158,12 @@ class Ended(Event, frozen=True, kw_only=True, tag="ended"):
     first_token_at: UnixTime | None = None
     """Time of the answer's first token, maybe of an earlier run."""
     prompt_tokens: int = 0
-    """Length of the prompt, if the run knows it better than the request."""
+    """Length of the prompt as the engine counted it; 0: that of the request counts."""
     error: ErrorInfo | None = None
 
 
 class EngineView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an instance knows of its engine."""
+    """State of the engine as the agent last observed it."""
 
     alive: bool = False
     model: ModelName | None = None

@@ -185,7 +185,7 @@ class Held:
         self.run, self.lease = run, None
 
     def abort(self, ending: Ending, *, why: str = "", rest_s: Seconds = 0.0) -> None:
-        """End the run early; the engine has yet to report its end."""
+        """End the run early; the engine reports its end later."""
         self._to(Phase.ENDING)
         if self.run is not None:
             self.run.ending, self.run.why, self.run.rest_s = ending, why, rest_s

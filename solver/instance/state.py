@@ -27,8 +27,11 @@ from solver.scheduling.pulling import PullOrder
 from solver.scheduling.window import Window
 
 _CANCELLED_MEMORY = 20_000
+"""Maximum number of stored cancellations; the oldest are forgotten first."""
 _DEPARTED_MEMORY = 2_000
+"""Maximum number of stored outcomes of requests that have left."""
 _ANSWERS_MEMORY = 1_000
+"""Maximum number of stored results of orders."""
 MOST_POLL_S = 5.0
 """Longest time without a poll of a queue; a poll finds requests whose notice was lost."""
 NO_LIMIT = 2**31 - 1
@@ -117,6 +120,7 @@ class Totals:
 
 
 MOST_PAUSE_S = 60.0
+"""Longest pause between two attempts to activate a model."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -327,8 +331,8 @@ class InstanceState:
 
     def run_id(self) -> RunId:
         """
-        Id of a new run, unique in the mesh. It cannot be guessed from the ids of other runs, since
-        a producer that knows it may stop the run: only the request's reply queue receives it.
+        Id of a new run, unique in the mesh. Only the request's reply queue receives it, and it
+        cannot be guessed from the ids of other runs, since any producer may stop a run by its id.
         """
         name = f"{self.settings.incarnation}{self.number():x}"
         if not self.settings.run_secret:
@@ -348,7 +352,7 @@ class InstanceState:
 
         Args:
             request_id: Id of the request.
-            proof: What its producer must know or be; see `cancel_proof`.
+            proof: Proof of the sender, by `cancel_proof` or `stored_proof`.
         """
         self.cancelled[request_id, proof] = None
         while len(self.cancelled) > _CANCELLED_MEMORY:
@@ -404,7 +408,7 @@ class InstanceState:
 
 
 def cancel_proofs(request: QueuedRequest) -> tuple[str, ...]:
-    """What entitles a sender to cancel *request*: any of these."""
+    """Proofs of which any one entitles a sender to cancel *request*."""
     proof = cancel_proof(request.reply_to, request.tenant)
     return (proof,) if request.stored is None else (proof, stored_proof(request.tenant))
 
@@ -416,7 +420,7 @@ def stored_proof(tenant: str) -> str:
 
 def cancel_proof(reply_to: str | None, user: str | None) -> str:
     """
-    What the sender of a cancellation must know or be, so that no tenant cancels another's request:
+    Proof that entitles the sender of a cancellation, so that no tenant cancels another's request:
     the name of the reply queue, which is secret; for a request without one, its tenant, as the
     broker has authenticated it. Ids prove nothing, since producers choose them.
     """
