@@ -1,4 +1,4 @@
-"""Pulls of a request about which its record says nothing: what these instances did is lost."""
+"""Pulls of a request that its record lacks, since their instances ended before a report."""
 
 from collections.abc import Iterable, Sequence
 from math import inf

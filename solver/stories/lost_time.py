@@ -29,7 +29,7 @@ class Share:
     phase: Phase
     lost_s: Seconds
     longest: Stretch
-    """The longest time in this phase, which says where it was and why."""
+    """The longest time in this phase, with its instance and reason."""
 
 
 def lateness_of(story: Story) -> Lateness | None:
