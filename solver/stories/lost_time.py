@@ -92,8 +92,9 @@ def _excess(story: Story, missed: Lateness, spent: Mapping[Phase, Seconds]) -> d
     slo, decode_s = story.slo, spent.get(Phase.DECODE, 0.0)
     needed = [Phase.DECODE] if missed.first_token_s > 0 else [Phase.PREFILL, Phase.DECODE]
     service_s = sum(spent.get(phase, 0.0) for phase in needed)
-    target_s = slo.completion_deadline_at(story.arrived_at) - story.arrived_at
-    share = 0.0 if service_s <= target_s else 1 - max(0.0, target_s) / service_s
+    # A deadline by the client's clock may precede the arrival.
+    target_s = max(0.0, slo.completion_deadline_at(story.arrived_at) - story.arrived_at)
+    share = 0.0 if service_s <= target_s else 1 - target_s / service_s
     excess = {phase: share * spent.get(phase, 0.0) for phase in needed}
     if slo.tbt_s is not None and slo.qos_class is QosClass.INTERACTIVE:
         slow_s = decode_s - slo.tbt_s * max(0, story.output_tokens - 1)
