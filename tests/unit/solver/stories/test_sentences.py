@@ -242,6 +242,20 @@ def test_a_gap_between_tokens_counts_although_the_pace_was_kept_on_average():
     assert [each.phase.value for each in lost_time(story)] == ["decode", "swapped_out"]
 
 
+def test_a_request_that_arrived_after_its_deadline_and_never_ran_lost_its_whole_wait():
+    """A client sets an absolute deadline by its own clock."""
+    never = {"pulled_at": 0.0, "submitted_at": 0.0, "first_token_at": 0.0, "instance_id": None}
+    story = a_story(
+        *(0.0, 0.0, 0.0, 0.0, 5.0),
+        slo=Slo(deadline_at=NOW - 1.0),
+        outcome="deadline_expired",
+        **never,
+    )
+
+    (share,) = lost_time(story)
+    assert (share.phase.value, share.lost_s) == ("lane", pytest.approx(5.0))
+
+
 def test_a_record_without_times_is_late_for_unknown_reasons():
     story = Story(
         request_id=EXAMPLES["lane"][0].request_id,
