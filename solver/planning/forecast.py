@@ -18,6 +18,7 @@ LATE_PROBABILITY = 0.5
 """Probability of being late from which a request goes to the fallback of its split."""
 _LEAST_RETRY_S = 1.0
 _MOST_RETRY_S = 3600.0
+"""Bounds of the delay after which a refused request may be sent again."""
 
 
 def lane_forecasts(

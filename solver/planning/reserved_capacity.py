@@ -9,6 +9,7 @@ from solver.planning.problem.arrival_curve import arrived_since
 from solver.planning.problem.snapshot import ClusterSnapshot, InstanceView, ServiceRates
 
 MAX_SHARE, SHARE_STEP = 0.9, 0.05
+"""Largest reserved share of a throughput, and the step to which shares are rounded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

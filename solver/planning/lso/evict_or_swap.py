@@ -7,6 +7,7 @@ from shared.contracts.base import Seconds
 from shared.contracts.estimates import LatencyCoefficients
 
 CHUNK_TOKENS = 512
+"""Assumed maximum of prefill tokens in one iteration, if the engine's own is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

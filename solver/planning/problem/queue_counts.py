@@ -225,7 +225,7 @@ class QueueCounts:
             for name in before:
                 earlier.before.pop(name, None)
                 earlier.counted.pop(name, None)
-        self._audits = [audit for audit in self._audits if audit.counted]
+        self._audits = [each for each in self._audits if each.counted]
         self.due -= before.keys()
         return audit
 

@@ -22,7 +22,9 @@ from solver.planning.problem.problem import (
 )
 
 BEST_EFFORT_SHARE = 0.25
+"""`Segment.best_effort_share` of a published segment with best-effort work."""
 DEFAULT_RATE_ERROR = 0.1
+"""Relative standard deviation of a throughput whose error was not measured."""
 _DEFAULT = Objective()
 _NOTHING = Spread(0.0)
 
@@ -103,7 +105,7 @@ def planning_problem(
     interactive request waits for its prefill; any other request also waits for its decoding
     (equations 1 and 4).
     Differs: throughput also counts prompt tokens, since prefills use the part of the token budget
-        that decodes do not use.
+    that decodes do not use.
     """
     models = sorted(
         {model for each in snapshot.instances for model in each.activate_s}
