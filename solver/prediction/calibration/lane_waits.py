@@ -27,6 +27,7 @@ _MOST_FOLLOWED = 8
 _MOST_PENDING = 256
 """Maximum number of tracked wait forecasts per lane; the oldest forecasts are dropped."""
 _FORGET_S = 7200.0
+"""Time without a tracked forecast after which a lane that is not counted any more is dropped."""
 
 
 class LaneCount(NamedTuple):

@@ -162,7 +162,7 @@ class OnlineLatencyFit:
 
     Source: ConServe §4.2, polynomial regression.
     Differs: the model is learned while serving instead of from one offline run. P² and P·C have
-        separate coefficients, since P·(P + C) is wrong for a batch of several requests.
+    separate coefficients, since P·(P + C) is wrong for a batch of several requests.
     Decided: forgetting, and the definition of disturbed; the paper profiles an idle engine.
 
     Args:

@@ -7,6 +7,7 @@ _SHARE_KEPT = 0.95
 _LEAST_S: Seconds = 1.0
 """Predicted prefill after which the measured times are used."""
 _MOST = 4.0
+"""Largest ratio of a measured to a predicted time."""
 
 
 class PrefillPace:
