@@ -48,9 +48,11 @@ from solver.planning.lso.results import LsoFailedError, LsoRefusedError, LsoResu
 from solver.planning.lso.situation import HeadChange
 
 RESTART_PAUSE_S = 1.0
+"""Pause between attempts to start a dead engine, or to activate a model on an empty engine."""
 COPIES_S = 5.0
 """Time for which an instance that ends waits for copies of renewed requests."""
 NOTICE_MEMORY_S = 300.0
+"""Time after its last notice for which a queue that no plan names is pulled from."""
 
 
 def follow(instance: InstanceState, now: UnixTime) -> None:

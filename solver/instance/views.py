@@ -109,6 +109,7 @@ def plan_epoch(instance: InstanceState) -> int:
 
 
 NO_BOUND = 1 << 60
+"""KV capacity in tokens that is assumed for an engine that has not reported it."""
 
 
 def situation(instance: InstanceState, now: UnixTime, demand: Demand | None = None) -> Situation:

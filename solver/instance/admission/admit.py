@@ -27,6 +27,7 @@ from solver.scheduling.engine.entry import Rank
 from solver.scheduling.relegation import is_infeasible
 
 LATE_PERIOD_S = 0.1
+"""Least time between two checks for late runs that wait in the engine."""
 _HAND_BACK, _MAKE_ROOM = "hand back late requests", "make room for the head"
 _LEAVES_ROOM = (Ending.EVICTED, Ending.SWAPPED_OUT)
 

@@ -20,6 +20,7 @@ MOST_AT_ONCE = 8
 _SPREAD = (math.sqrt(5) - 1) / 2
 """Multiples of the golden ratio are spread evenly, however many there are."""
 _LEFT_MEMORY = 20_000
+"""Number of renewed requests that have left whose numbers are kept."""
 
 
 @dataclass(slots=True, kw_only=True)
