@@ -17,6 +17,7 @@ time as an engine that sees all requests. A larger weight would delay long reque
 which all requests can be in time.
 """
 _SMOOTHING = 0.05
+"""Weight of the last pulled request in the mean work of a queue's requests."""
 _DEFERENCE_SHARE, _MOST_DEFERENCE_S = 0.1, 0.1
 """
 Delay of a poll per second of held work, and its maximum; 0.1 s of work gives 10 ms, a few round

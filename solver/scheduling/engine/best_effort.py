@@ -13,6 +13,7 @@ from solver.scheduling.engine.latency import LatencyTable
 from solver.scheduling.engine.options import SchedulingOptions
 
 _FIRST_TOKEN_SHARE = 0.75
+"""Share of the time left until a first token is due that best-effort prefills may take."""
 _Held = tuple[Entry, RunningView]
 
 
