@@ -52,7 +52,7 @@ def _in_time(story: Story) -> str:
     if isinf(deadline_at):
         return f"It has no deadline, and its answer was complete after {seconds(took_s)}"
     is_first = story.slo.ttft_s is not None
-    at = story.first_token_at if is_first else story.finished_at
+    at = (story.first_token_at or story.finished_at) if is_first else story.finished_at
     what = "first token came" if is_first else "answer was complete"
     return f"It was in time: its {what} {seconds(deadline_at - at)} before its deadline"
 
