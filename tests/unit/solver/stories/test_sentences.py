@@ -170,6 +170,10 @@ NOT_LATE = {
         a_story(0.1, 0.2, 0.3, 0.4, 6.0, attained=True),
         "It was in time: its first token came 600 ms before its deadline.",
     ),
+    "in time, with an answer without tokens": (
+        a_story(0.1, 0.2, 0.3, 0.4, 0.8, attained=True, first_token_at=0.0, output_tokens=0),
+        "It was in time: its first token came 200 ms before its deadline.",
+    ),
     "in time, although it was evicted": (
         a_story(
             *(0.0, 4.0, 4.0, 2.0, 9.0),
