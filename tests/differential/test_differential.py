@@ -162,6 +162,6 @@ async def compare(servers: Servers, number: int) -> None:
     assert all(len(each) <= number / 100 for each in found.values()), found
 
 
-async def test_seeded_bodies(servers: Servers):
+async def test_seeded_bodies_are_answered_as_by_vllms_own_server(servers: Servers):
     """`HEADWAY_DIFFERENTIAL=480` compares bodies of every cell."""
     await compare(servers, int(os.environ.get("HEADWAY_DIFFERENTIAL", "80")))

@@ -141,5 +141,7 @@ async def test_output_of_one_call_is_limited(client: CallCoreClient) -> None:
     ("params", "expected"),
     [({}, 100), ({"dimensions": 8}, 8), ({"task": "token_embed"}, 300)],
 )
-def test_numbers_in_an_output(params: dict[str, Any], expected: int) -> None:
+def test_an_output_has_as_many_numbers_as_its_parameters_ask_for(
+    params: dict[str, Any], expected: int
+) -> None:
     assert num_values(request("a", **params), width=100) == expected

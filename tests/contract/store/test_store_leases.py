@@ -21,7 +21,7 @@ async def acquired(store: Store, holder: str, *, duration_s: float = 10.0) -> Le
     return lease
 
 
-async def test_one_holder_at_a_time(store: Store, clock: ManualClock):
+async def test_a_lease_has_one_holder_at_a_time(store: Store, clock: ManualClock):
     first = await acquired(store, "a")
     refused = await store.leases.acquire("job", "b", duration_s=10.0)
     again = await store.leases.acquire("job", "a", duration_s=10.0)

@@ -102,7 +102,9 @@ def test_batch_ends_when_its_results_are_written():
 @pytest.mark.parametrize(
     ("num_lines", "elapsed_s"), [(0, 4.0), (10, -3.0)], ids=["no lines", "clock set back"]
 )
-def test_some_batches_say_nothing_about_the_time_of_results(num_lines: int, elapsed_s: float):
+def test_batches_without_lines_or_time_do_not_change_the_expected_time(
+    num_lines: int, elapsed_s: float
+):
     pace = ResultPace()
     pace.observe(num_lines=num_lines, elapsed_s=elapsed_s)
 

@@ -34,7 +34,9 @@ def test_create_prints_the_key_once_and_list_never(file: Path, capsys: pytest.Ca
     assert json.loads(listed)[0]["last"] == key[-4:]
 
 
-def test_rotate_and_revoke(file: Path, capsys: pytest.CaptureFixture[str]):
+def test_rotated_key_ends_after_the_overlap_and_revoked_key_at_once(
+    file: Path, capsys: pytest.CaptureFixture[str]
+):
     run("create", "--tenant", "acme", file=file)
     (entry,) = read_keys(file)
     assert run("rotate", entry.id, "--overlap", "1h", file=file) == EXIT_OK

@@ -167,7 +167,7 @@ def test_up_takes_either_models_or_a_registry(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("text", "num_bytes"), [("24GiB", 24 << 30), ("80 gb", 80 * 10**9), ("1.5KiB", 1536), ("7", 7)]
 )
-def test_sizes_of_memory(text: str, num_bytes: int):
+def test_sizes_of_memory_are_read_with_their_units(text: str, num_bytes: int):
     assert parse_memory(text) == num_bytes
 
 

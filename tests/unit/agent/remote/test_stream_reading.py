@@ -113,7 +113,7 @@ def test_comments_and_names_are_no_data() -> None:
         (MESSAGES, {"type": "ping"}, Delta()),
     ],
 )
-def test_meaning_of_an_event(endpoint: str, content: Any, delta: Delta) -> None:
+def test_events_are_read_by_their_endpoint(endpoint: str, content: Any, delta: Delta) -> None:
     assert read(endpoint, encoded(content)) == delta
 
 

@@ -71,7 +71,9 @@ def group(number: int = 0, **fields: Any) -> PlacedGroup:
         ({"model": None}, InstanceState.IDLE),
     ],
 )
-def test_state_of_an_instance(watch: MeshWatch, fields: dict[str, Any], state: InstanceState):
+def test_state_of_an_instance_follows_from_its_status(
+    watch: MeshWatch, fields: dict[str, Any], state: InstanceState
+):
     watch.on_message(status(**fields))
     assert instances(watch).rows[0].state is state
 

@@ -70,7 +70,7 @@ def test_an_invalid_parameter_is_named(name: str, value: str):
     assert (error.value.param, error.value.status) == (name, 400)
 
 
-def test_fields_of_an_upload():
+def test_fields_of_an_upload_are_read():
     life = {ANCHOR: "created_at", SECONDS: "3600"}
 
     assert parse_fields({"purpose": "batch"}) == UploadFields(purpose="batch")

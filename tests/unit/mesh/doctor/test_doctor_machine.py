@@ -90,7 +90,7 @@ def test_model_whose_directory_is_missing_is_named(registry: Path, tmp_path: Pat
         ("0.11.2", Level.DEVIATION),
     ],
 )
-def test_releases_of_vllm(version: str | None, level: Level):
+def test_only_supported_releases_of_vllm_are_ok(version: str | None, level: Level):
     assert on_vllm(version).level is level
 
 

@@ -69,7 +69,9 @@ def test_target_is_the_time_to_the_whole_answer(intake: Intake):
     ],
     ids=["untrusted", "no inputs", "other model", "too long", "other prompt"],
 )
-def test_refusals(intake: Intake, user_id: str, fields: dict[str, Any], code: str):
+def test_invalid_requests_are_refused_with_their_code(
+    intake: Intake, user_id: str, fields: dict[str, Any], code: str
+):
     with pytest.raises(ContractError) as refused:
         accepted(intake, user_id, **fields)
     assert refused.value.code == code
@@ -134,7 +136,7 @@ def test_call_for_embeddings_may_have_the_most_inputs_of_one_request(intake: Int
     ],
     ids=["generates", "classifies", "text", "other endpoint", "too many", "bytes"],
 )
-def test_refused_calls(
+def test_invalid_calls_are_refused_with_code_and_field(
     intake: Intake, body: dict[str, Any], fields: dict[str, Any], code: str, param: str
 ):
     with pytest.raises(ContractError) as refused:

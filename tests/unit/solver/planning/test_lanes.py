@@ -68,7 +68,7 @@ def test_bands_double_and_the_last_is_best_effort(time_left_s: float, band: int)
     assert band_of(time_left_s, LAYOUT) == band
 
 
-def test_lower_edges_of_bands():
+def test_each_band_begins_where_the_previous_one_ends():
     edges = [band_lower_edge_s(band, LAYOUT) for band in range(7)]
     assert edges == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, math.inf]
 

@@ -45,7 +45,9 @@ def entry(**engine_args: int) -> ModelEntry:
         ({"data_parallel_size": 2, "tensor_parallel_size": 2, "enable_expert_parallel": 1}, 4),
     ],
 )
-def test_devices_of_an_engine(engine_args: dict[str, int], expected: int) -> None:
+def test_sizes_of_an_engine_determine_its_number_of_devices(
+    engine_args: dict[str, int], expected: int
+) -> None:
     assert num_devices(entry(**engine_args)) == expected
 
 
