@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from ops.ports import free_port
-from services.mesh.processes import ProcessMesh
+from services.mesh.processes import MeshProcess, ProcessMesh
 from services.mesh.spec import AgentSpec, MeshSpec
 from shared.broker.protocol import Broker
 from shared.contracts.errors import BrokerUnavailableError
@@ -55,6 +57,35 @@ def mesh_spec(
         ),
         **fields,
     )
+
+
+@asynccontextmanager
+async def second_gateway(spec: MeshSpec, directory: Path) -> AsyncIterator[tuple[MeshProcess, str]]:
+    """
+    Another gateway of a mesh, and its URL; it is started, and may not be ready yet.
+
+    The mesh may start later.
+    """
+    _, settings = spec.service_settings()["gateway"]
+    port = free_port()
+    process = MeshProcess(
+        "gateway-2", service="gateway", settings=settings | {"port": port}, directory=directory
+    )
+    await process.start()
+    try:
+        yield process, f"http://127.0.0.1:{port}"
+    finally:
+        await process.stop()
+
+
+async def is_ready(gateway: MeshProcess, url: str) -> bool:
+    """Whether a gateway is ready; fail if its process has ended."""
+    assert gateway.running, gateway.last_lines()
+    async with httpx.AsyncClient() as client:
+        try:
+            return (await client.get(f"{url}/ready")).status_code == 200
+        except httpx.TransportError:
+            return False
 
 
 @asynccontextmanager

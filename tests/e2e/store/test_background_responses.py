@@ -13,12 +13,11 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from ops.ports import free_port
 from services.mesh.processes import MeshProcess, ProcessMesh
 from shared.models.tiny import TINY_MODELS, make_tiny_models
 from shared.store.migrating import migrate
 from tests.brokers import RabbitServer, eventually, rabbit_targets
-from tests.e2e.meshes import LLAMA, mesh_spec
+from tests.e2e.meshes import LLAMA, is_ready, mesh_spec, second_gateway
 from tests.stores import place, settings_of
 
 pytestmark = [
@@ -60,36 +59,16 @@ async def rig(
             gateway={"front": "vllm", "store": store},
             planner={"store": store},
         )
-        _, settings_of_first = spec.service_settings()["gateway"]
-        port = free_port()
-        second = MeshProcess(
-            "gateway-2",
-            service="gateway",
-            settings=settings_of_first | {"port": port},
-            directory=directory,
-        )
-        urls = (spec.gateway_url, f"http://127.0.0.1:{port}")
-        # Before the mesh, since both gateways take long to import vLLM.
-        await second.start()
-        try:
-            async with ProcessMesh(spec, ready_timeout_s=PATIENCE_S):
-                await eventually(lambda: _is_ready(urls[1]), within_s=PATIENCE_S)
-                limits = httpx.Limits(max_connections=None)
-                async with (
-                    httpx.AsyncClient(base_url=urls[0], timeout=60.0, limits=limits) as one,
-                    httpx.AsyncClient(base_url=urls[1], timeout=60.0, limits=limits) as two,
-                ):
-                    yield Rig((one, two), second)
-        finally:
-            await second.stop()
-
-
-async def _is_ready(url: str) -> bool:
-    async with httpx.AsyncClient() as client:
-        try:
-            return (await client.get(f"{url}/ready")).status_code == 200
-        except httpx.TransportError:
-            return False
+        limits = httpx.Limits(max_connections=None)
+        async with (
+            # Before the mesh, since both gateways take long to import vLLM.
+            second_gateway(spec, directory) as (second, second_url),
+            ProcessMesh(spec, ready_timeout_s=PATIENCE_S),
+            httpx.AsyncClient(base_url=spec.gateway_url, timeout=60.0, limits=limits) as one,
+            httpx.AsyncClient(base_url=second_url, timeout=60.0, limits=limits) as two,
+        ):
+            await eventually(lambda: is_ready(second, second_url), within_s=PATIENCE_S)
+            yield Rig((one, two), second)
 
 
 def asked(number: int = 0, **fields: Any) -> Event:

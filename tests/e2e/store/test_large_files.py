@@ -14,6 +14,7 @@ from services.mesh.processes import MeshProcess
 from shared.models.tiny import make_tiny_models
 from shared.store.migrating import migrate
 from tests.brokers import RabbitServer, eventually, rabbit_targets
+from tests.e2e.meshes import is_ready
 from tests.stores import place, settings_of
 
 pytestmark = pytest.mark.rabbitmq
@@ -43,16 +44,7 @@ async def gateway_process(broker: str, directory: Path) -> AsyncIterator[tuple[s
     await process.start()
     url = f"http://127.0.0.1:{port}"
     try:
-        async with httpx.AsyncClient() as http:
-
-            async def ready() -> bool:
-                assert process.running, process.last_lines()
-                try:
-                    return (await http.get(f"{url}/ready")).status_code == 200
-                except httpx.TransportError:
-                    return False
-
-            await eventually(ready)
+        await eventually(lambda: is_ready(process, url))
         yield url, process.pid
     finally:
         await process.stop()

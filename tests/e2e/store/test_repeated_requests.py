@@ -13,15 +13,14 @@ import pytest
 import pytest_asyncio
 
 from ops.bench.postgres import PrivatePostgres
-from ops.ports import free_port
-from services.mesh.processes import MeshProcess, ProcessMesh
+from services.mesh.processes import ProcessMesh
 from shared.broker import topology
 from shared.broker.protocol import OutMessage, Settlement
 from shared.contracts.base import Decoder, RequestId, TenantId, encode, tag_of
 from shared.contracts.stored import RequestAsked, RequestState, RequestStatus
 from shared.store.migrating import migrate
 from tests.brokers import RabbitServer, eventually, rabbit_targets
-from tests.e2e.meshes import LLAMA, mesh_spec
+from tests.e2e.meshes import LLAMA, is_ready, mesh_spec, second_gateway
 from tests.postgres import new_postgres
 from tests.stores import place, settings_of
 
@@ -64,37 +63,17 @@ async def rig(
                 gateway={"api_keys": KEYS, "store": store},
                 planner={"store": store},
             )
-            async with ProcessMesh(spec) as mesh:
-                _, first = spec.service_settings()["gateway"]
-                port = free_port()
-                second = MeshProcess(
-                    "gateway-2",
-                    service="gateway",
-                    settings=first | {"port": port},
-                    directory=directory,
-                )
-                await second.start()
-                urls = (spec.gateway_url, f"http://127.0.0.1:{port}")
-                headers = {"authorization": "Bearer sk-acme"}
-                try:
-                    await eventually(lambda: _is_ready(urls[1]))
-                    async with (
-                        httpx.AsyncClient(base_url=urls[0], headers=headers, timeout=60.0) as one,
-                        httpx.AsyncClient(base_url=urls[1], headers=headers, timeout=60.0) as two,
-                    ):
-                        yield Rig(mesh, (one, two), postgres)
-                finally:
-                    await second.stop()
+            headers = {"authorization": "Bearer sk-acme"}
+            async with (
+                ProcessMesh(spec) as mesh,
+                second_gateway(spec, directory) as (second, second_url),
+                httpx.AsyncClient(base_url=spec.gateway_url, headers=headers, timeout=60.0) as one,
+                httpx.AsyncClient(base_url=second_url, headers=headers, timeout=60.0) as two,
+            ):
+                await eventually(lambda: is_ready(second, second_url))
+                yield Rig(mesh, (one, two), postgres)
     finally:
         await asyncio.to_thread(postgres.close)
-
-
-async def _is_ready(url: str) -> bool:
-    async with httpx.AsyncClient() as client:
-        try:
-            return (await client.get(f"{url}/ready")).status_code == 200
-        except httpx.TransportError:
-            return False
 
 
 def body(**fields: Any) -> dict[str, Any]:

@@ -12,9 +12,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from ops.ports import free_port
 from services.mesh.cli import main
-from services.mesh.processes import MeshProcess, ProcessMesh
+from services.mesh.processes import ProcessMesh
 from shared.contracts.base import TenantId
 from shared.contracts.qos import Slo
 from shared.contracts.requests import Final, ReplyMode, RequestCompleted, RequestFailed
@@ -25,7 +24,7 @@ from shared.runtime.lifecycle import EXIT_OK
 from shared.tenants.keys import key_edit
 from shared.tenants.usage_questions import ask_usage
 from tests.brokers import RabbitServer, eventually, rabbit_targets
-from tests.e2e.meshes import LLAMA, mesh_spec, producer_of, request
+from tests.e2e.meshes import LLAMA, is_ready, mesh_spec, producer_of, request, second_gateway
 
 pytestmark = [pytest.mark.rabbitmq, pytest.mark.asyncio(loop_scope="module")]
 
@@ -81,30 +80,12 @@ async def rig(
             estimator={"usage_dir": str(directory / "usage")},
             tenants=policies,
         )
-        async with ProcessMesh(spec) as mesh:
-            _, settings = spec.service_settings()["gateway"]
-            port = free_port()
-            second = MeshProcess(
-                "gateway-2",
-                service="gateway",
-                settings=settings | {"port": port},
-                directory=directory,
-            )
-            await second.start()
-            try:
-                urls = (spec.gateway_url, f"http://127.0.0.1:{port}")
-                await eventually(lambda: _is_ready(urls[1]))
-                yield Rig(mesh, urls, keys_file, keys)
-            finally:
-                await second.stop()
-
-
-async def _is_ready(url: str) -> bool:
-    async with httpx.AsyncClient() as client:
-        try:
-            return (await client.get(f"{url}/ready")).status_code == 200
-        except httpx.TransportError:
-            return False
+        async with (
+            ProcessMesh(spec) as mesh,
+            second_gateway(spec, directory) as (second, second_url),
+        ):
+            await eventually(lambda: is_ready(second, second_url))
+            yield Rig(mesh, (spec.gateway_url, second_url), keys_file, keys)
 
 
 async def test_all_doors_together_admit_the_limit(rig: Rig) -> None:
