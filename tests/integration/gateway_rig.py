@@ -44,6 +44,8 @@ from tests.brokers import BrokerRig, RabbitRig, eventually
 
 INSTANCE = InstanceId("i1")
 PIECES = ("Hel", "lo ", "wor", "ld")
+KEYS = {"sk-acme": "acme", "sk-other": "other"}
+"""API keys and their tenants."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,22 @@ class GatewayRig:
 def http_client() -> httpx.AsyncClient:
     """HTTP client with timeouts long enough for a busy machine."""
     return httpx.AsyncClient(timeout=60.0)
+
+
+@contextlib.asynccontextmanager
+async def http_of(rig: GatewayRig, key: str = "sk-acme") -> AsyncIterator[httpx.AsyncClient]:
+    """HTTP client of a gateway, with an API key of `KEYS`."""
+    async with http_client() as http:
+        http.base_url = httpx.URL(rig.url)
+        http.headers["authorization"] = f"Bearer {key}"
+        yield http
+
+
+def error_of(answer: httpx.Response) -> tuple[int, str, str | None]:
+    """Status, code and parameter of an error, whose body has exactly OpenAI's fields."""
+    error = answer.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    return answer.status_code, error["code"], error["param"]
 
 
 @contextlib.asynccontextmanager

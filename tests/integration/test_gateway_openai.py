@@ -8,7 +8,6 @@ import pytest
 from shared.contracts.ingress import InferenceRequest
 from shared.contracts.qos import Slo
 from shared.contracts.requests import ReplyMode
-from shared.models.tiny import make_tiny_models
 from tests.brokers import BrokerRig
 from tests.integration.gateway_rig import GatewayRig, Request, http_client, running_gateway
 from tests.tracing.spans import TRACE
@@ -17,11 +16,6 @@ MODEL = "tiny-llama"
 MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [
     {"role": "user", "content": "hello"}
 ]
-
-
-@pytest.fixture(scope="session")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_models(tmp_path_factory.mktemp("models"), weights=False)
 
 
 def client_of(rig: GatewayRig, key: str = "none") -> openai.AsyncOpenAI:

@@ -6,16 +6,10 @@ from pathlib import Path
 import pytest
 
 from shared.contracts.control import RunStop, StopReason
-from shared.models.tiny import make_tiny_models
 from tests.brokers import BrokerRig, MemoryRig, eventually
 from tests.integration.gateway_rig import GatewayRig, Request, http_client, running_gateway
 
 BODY = {"model": "tiny-llama", "prompt": "hello"}
-
-
-@pytest.fixture(scope="session")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_models(tmp_path_factory.mktemp("models"), weights=False)
 
 
 async def hang(request: Request) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from services.gateway.batches.runner import BatchRunner
 from shared.contracts.qos import Importance
 from shared.contracts.requests import Final
 from shared.store.ids import line_request_id
-from shared.store.migrating import migrate
 from shared.store.objects.batches import BatchStatus, StoredBatch
 from shared.store.settings import StoreSettings
 from shared.store.store import Store
@@ -32,16 +30,14 @@ from tests.integration.batches.scripted_mesh import (
     run_on,
     submitted,
 )
-from tests.stores import ACME, content_of, open_store, place, settings_of
+from tests.stores import ACME, content_of, open_store
 
 NUM_CUTS = 5
 
 
 @pytest.fixture
-async def settings(tmp_path: Path) -> StoreSettings:
-    made = settings_of(None, tmp_path / "data")
-    await migrate(place(made))
-    return made
+def url() -> None:
+    """SQLite: the databases have other tests."""
 
 
 @pytest.fixture

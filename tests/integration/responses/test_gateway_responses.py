@@ -17,16 +17,17 @@ from shared.models.registry import write_registry
 from shared.store.settings import StoreSettings
 from tests.brokers import MEMORY, BrokerRig, eventually
 from tests.integration.gateway_rig import (
+    KEYS,
     FakeMesh,
     GatewayRig,
     Request,
     completed,
+    error_of,
     http_client,
     running_gateway,
 )
 from tests.renderings.responses import Rendering, message
 
-KEYS = {"sk-acme": "acme", "sk-other": "other"}
 TEXT = "The answer is 42."
 ASKED: dict[str, Any] = {"model": "m", "input": "6*7?"}
 Start = Callable[..., contextlib.AbstractAsyncContextManager[GatewayRig]]
@@ -102,12 +103,6 @@ async def http_of(rig: GatewayRig, key: str = "sk-acme") -> AsyncIterator[httpx.
         http.base_url = httpx.URL(f"{rig.url}/v1")
         http.headers["authorization"] = f"Bearer {key}"
         yield http
-
-
-def error_of(found: httpx.Response) -> tuple[int, str, str | None]:
-    error = found.json()["error"]
-    assert error.keys() == {"message", "type", "param", "code"}
-    return found.status_code, error["code"], error["param"]
 
 
 async def test_openais_client_polls_a_background_response(start: Start):

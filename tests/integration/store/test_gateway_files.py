@@ -14,24 +14,24 @@ import pytest
 
 from ops.bench.postgres import PrivatePostgres
 from services.gateway.files.retention import Retention
-from shared.models.tiny import make_tiny_models
 from shared.store.bodies import Bodies
 from shared.store.ids import new_file_id
 from shared.store.migrating import migrate
 from shared.store.settings import StoreSettings
 from tests.brokers import MEMORY, BrokerRig, eventually
-from tests.integration.gateway_rig import GatewayRig, http_client, running_gateway
+from tests.integration.gateway_rig import (
+    KEYS,
+    GatewayRig,
+    error_of,
+    http_client,
+    http_of,
+    running_gateway,
+)
 from tests.stores import ManualClock, a_file, open_store, place, put, settings_of
 from tests.tcp_proxy import TcpProxy
 
-KEYS = {"sk-acme": "acme", "sk-other": "other"}
 LINES = b'{"custom_id": "1"}\n' * 1000
 BATCH: dict[str, str] = {"purpose": "batch"}
-
-
-@pytest.fixture(scope="session")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_models(tmp_path_factory.mktemp("models"), weights=False)
 
 
 @pytest.fixture
@@ -40,25 +40,8 @@ def broker_target() -> str:
     return MEMORY
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest) -> str | None:
-    """URL of an empty database; None for SQLite in the data directory."""
-    if request.param == "sqlite":
-        return None
-    server: PrivatePostgres = request.getfixturevalue("postgres")
-    return server.url(server.fresh())
-
-
 ONLY_SQLITE = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 """For tests of what the database has no part in."""
-
-
-@pytest.fixture
-async def settings(url: str | None, tmp_path: Path) -> StoreSettings:
-    """Settings of a store with its schema."""
-    made = settings_of(url, tmp_path / "data")
-    await migrate(place(made))
-    return made
 
 
 Start = Callable[..., contextlib.AbstractAsyncContextManager[GatewayRig]]
@@ -79,24 +62,10 @@ def client_of(rig: GatewayRig, key: str = "sk-acme") -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key=key, max_retries=0, timeout=60.0)
 
 
-@contextlib.asynccontextmanager
-async def http_of(rig: GatewayRig, key: str = "sk-acme") -> AsyncIterator[httpx.AsyncClient]:
-    async with http_client() as http:
-        http.base_url = httpx.URL(rig.url)
-        http.headers["authorization"] = f"Bearer {key}"
-        yield http
-
-
 async def upload(
     http: httpx.AsyncClient, content: bytes = LINES, data: dict[str, str] = BATCH
 ) -> httpx.Response:
     return await http.post("/v1/files", data=data, files={"file": ("lines.jsonl", content)})
-
-
-def error_of(answer: httpx.Response) -> tuple[int, str, str | None]:
-    error = answer.json()["error"]
-    assert error.keys() == {"message", "type", "param", "code"}
-    return answer.status_code, error["code"], error["param"]
 
 
 async def test_openais_client_uploads_lists_reads_and_deletes(start: Start):

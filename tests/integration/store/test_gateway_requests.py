@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 
@@ -23,34 +22,29 @@ from shared.contracts.requests import (
     RequestCompleted,
     RequestFailed,
 )
-from shared.models.tiny import make_tiny_models
-from shared.store.migrating import migrate
 from shared.store.requests.records import ClaimAsked, Ended
 from shared.store.settings import StoreSettings
 from shared.store.store import Store
 from tests.brokers import MEMORY, BrokerRig, eventually
 from tests.integration.gateway_rig import (
+    KEYS,
     PIECES,
     GatewayRig,
     Request,
     answer,
     completed,
+    error_of,
     http_client,
+    http_of,
     running_gateway,
     stream,
 )
-from tests.stores import ACME, open_store, place, settings_of
+from tests.stores import ACME, open_store, settings_of
 
-KEYS = {"sk-acme": "acme", "sk-other": "other"}
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "tiny-llama", "prompt": "hello", "temperature": 0}
 ASYNC = {"prefer": "respond-async"}
 Start = Callable[..., contextlib.AbstractAsyncContextManager[GatewayRig]]
-
-
-@pytest.fixture(scope="session")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_models(tmp_path_factory.mktemp("models"), weights=False)
 
 
 @pytest.fixture
@@ -60,10 +54,8 @@ def broker_target() -> str:
 
 
 @pytest.fixture
-async def settings(tmp_path: Path) -> StoreSettings:
-    made = settings_of(None, tmp_path / "data")
-    await migrate(place(made))
-    return made
+def url() -> None:
+    """SQLite: the databases have other tests."""
 
 
 @pytest.fixture
@@ -82,20 +74,6 @@ def start(broker_rig: BrokerRig, registry: Path, settings: StoreSettings) -> Sta
         return running_gateway(broker_rig, registry, api_keys=KEYS, store=store)
 
     return running
-
-
-@contextlib.asynccontextmanager
-async def http_of(rig: GatewayRig, key: str = "sk-acme") -> AsyncIterator[httpx.AsyncClient]:
-    async with http_client() as http:
-        http.base_url = httpx.URL(rig.url)
-        http.headers["authorization"] = f"Bearer {key}"
-        yield http
-
-
-def error_of(found: httpx.Response) -> tuple[int, str, str | None]:
-    error = found.json()["error"]
-    assert error.keys() == {"message", "type", "param", "code"}
-    return found.status_code, error["code"], error["param"]
 
 
 def keyed(key: str = "k1") -> dict[str, str]:

@@ -15,15 +15,13 @@ from services.gateway.files.openapi import file_paths
 from services.gateway.requests.openapi import request_paths
 from services.gateway.responses.openapi import response_paths
 from shared.contracts.base import RequestId
-from shared.models.tiny import make_tiny_models
 from shared.store.migrating import migrate
 from shared.store.requests.records import Asked
 from shared.store.store import Store
 from tests.brokers import MEMORY, BrokerRig
-from tests.integration.gateway_rig import http_client, running_gateway
+from tests.integration.gateway_rig import KEYS, http_client, running_gateway
 from tests.stores import ACME, a_batch, a_response, an_event, open_store, place, put, settings_of
 
-KEYS = {"sk-acme": "acme", "sk-other": "other"}
 PATHS: dict[str, Any] = {
     path: operations
     for paths in (file_paths, request_paths, batch_paths, response_paths)
@@ -36,11 +34,6 @@ OF_OBJECTS = [
     if "{" in path
 ]
 LISTS = [path for path, operations in PATHS.items() if "{" not in path and "get" in operations]
-
-
-@pytest.fixture(scope="session")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_models(tmp_path_factory.mktemp("models"), weights=False)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import pytest
 from shared.broker.stories import StoryOutbox
 from shared.contracts.base import RequestId, TenantId
 from shared.contracts.stories.story import PulledRequest, Story
-from shared.models.tiny import make_tiny_models
 from shared.runtime.clock import SystemClock
 from tests.brokers import BrokerRig, eventually
 from tests.contract.stories.test_story_keeper import keeping
@@ -19,11 +18,6 @@ from tests.integration.gateway_rig import http_client, running_gateway
 
 ACME, OTHER = {"authorization": "Bearer of-acme"}, {"authorization": "Bearer of-other"}
 KEYS = {"of-acme": "acme", "of-other": "other"}
-
-
-@pytest.fixture(scope="session")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_models(tmp_path_factory.mktemp("models"), weights=False)
 
 
 def ended(request_id: str, tenant: str = "acme", **fields: Any) -> Story:

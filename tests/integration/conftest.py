@@ -1,0 +1,34 @@
+"""Tiny models, and stores for gateways."""
+
+from pathlib import Path
+
+import pytest
+
+from ops.bench.postgres import PrivatePostgres
+from shared.models.tiny import make_tiny_models
+from shared.store.migrating import migrate
+from shared.store.settings import StoreSettings
+from tests.stores import place, settings_of
+
+
+@pytest.fixture(scope="session")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A registry of tiny models without weights."""
+    return make_tiny_models(tmp_path_factory.mktemp("models"), weights=False)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest) -> str | None:
+    """URL of an empty database; None for SQLite in the data directory."""
+    if request.param == "sqlite":
+        return None
+    server: PrivatePostgres = request.getfixturevalue("postgres")
+    return server.url(server.fresh())
+
+
+@pytest.fixture
+async def settings(url: str | None, tmp_path: Path) -> StoreSettings:
+    """Settings of a store with its schema."""
+    made = settings_of(url, tmp_path / "data")
+    await migrate(place(made))
+    return made
