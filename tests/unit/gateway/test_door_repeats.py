@@ -6,21 +6,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 
-from services.gateway.body import BodyMemory
 from services.gateway.call import Call, current
 from services.gateway.door import Door
-from services.gateway.metrics import GatewayMetrics
-from services.gateway.settings import Settings
-from services.gateway.state import Gateway
-from services.gateway.tenants import Tenants
 from shared.api.digests import call_digest
 from shared.contracts.base import ModelName
 from shared.contracts.errors import CapacityError
 from shared.contracts.ingress import CallRequest
-from tests.clocks import FakeClock
-from tests.unit.gateway.rig import MODEL, IntakeRig
+from tests.unit.gateway.rig import MODEL, IntakeRig, gateway_of, scope_of, tenants_of
 
 COMPLETIONS, EMBEDDINGS = "/v1/completions", "/v1/embeddings"
 KEY = (b"idempotency-key", b"k1")
@@ -79,28 +72,13 @@ class Rig:
         async def send(event: Any) -> None:
             sent.append(event)
 
-        scope = {"path": path, "headers": list(headers), "client": ("127.0.0.1", 1)}
-        await self.door(scope, receive, send)
+        await self.door(scope_of(path, *headers), receive, send)
         return dict(sent[0]["headers"])
 
 
 def rig_of(intake: IntakeRig, *, store: Any) -> Rig:
     own, mesh = Own(), FullMesh()
-    gateway = Gateway(
-        settings=Settings(),
-        registry=intake.registry,
-        intake=intake.intake,
-        fallbacks=intake.fallbacks,
-        tenants=Tenants(
-            api_keys={}, default_tenant="acme", trust_fairness_header=False, max_outstanding=1
-        ),
-        bodies=BodyMemory(2 * 4 * 2**20),
-        producer=mesh,  # type: ignore[arg-type]  # a fake
-        metrics=GatewayMetrics(CollectorRegistry()),
-        clock=FakeClock(),
-        store=store,
-        stop=asyncio.Event(),
-    )
+    gateway = gateway_of(intake, mesh, tenants=tenants_of(default_tenant="acme"), store=store)
     return Rig(Door(gateway, {ModelName(MODEL): own}), own, mesh)
 
 

@@ -9,17 +9,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 
 from services.gateway.admission import ADMISSION, INTERNAL, Internal, admission, read_ahead
 from services.gateway.body import BodyMemory
 from services.gateway.intake import Intake
 from services.gateway.light import light_front
-from services.gateway.metrics import GatewayMetrics
 from services.gateway.responses.application import StoredResponses
 from services.gateway.settings import Settings
 from services.gateway.state import Gateway
-from services.gateway.tenants import Tenants
 from shared.contracts.base import ModelName, TenantId
 from shared.contracts.checks import IngressLimits
 from shared.contracts.errors import CapacityError, ContractError, TransientError
@@ -27,8 +24,7 @@ from shared.contracts.models import ModelEntry
 from shared.contracts.tenants.keys import Scope
 from shared.models.registry import ModelRegistry, write_registry
 from shared.runtime.health import Health
-from tests.clocks import FakeClock
-from tests.unit.gateway.rig import MODEL, IntakeRig
+from tests.unit.gateway.rig import MODEL, IntakeRig, gateway_of, scope_of, tenants_of
 
 ACME, KEY, LIMIT = TenantId("acme"), (b"authorization", b"Bearer sk"), 1000
 CHAT, RESPONSES, FILES = "/v1/chat/completions", "/v1/responses", "/v1/files"
@@ -48,32 +44,25 @@ class FullMesh:
         raise CapacityError("the mesh is full", retry_after_s=1.0)
 
 
-def gateway_of(rig: IntakeRig, registry: ModelRegistry | None = None) -> Gateway:
-    """A gateway with one slot for each tenant."""
+def full_gateway(rig: IntakeRig, registry: ModelRegistry | None = None) -> Gateway:
+    """A gateway with one slot for each tenant, before a mesh that is full."""
     settings = Settings(limits=IngressLimits(max_body_bytes=LIMIT))
     registry, mesh = registry or rig.registry, FullMesh()
-    mesh.gateway = Gateway(
+    intake = Intake(
         settings=settings,
         registry=registry,
-        intake=Intake(
-            settings=settings,
-            registry=registry,
-            tokenizers=rig.tokenizers,
-            fallbacks=rig.fallbacks,
-            new_seed=lambda: 0,
-        ),
+        tokenizers=rig.tokenizers,
         fallbacks=rig.fallbacks,
-        tenants=Tenants(
-            api_keys={"sk": "acme"},
-            default_tenant="default",
-            trust_fairness_header=False,
-            max_outstanding=1,
-        ),
+        new_seed=lambda: 0,
+    )
+    mesh.gateway = gateway_of(
+        rig,
+        mesh,
+        settings=settings,
+        registry=registry,
+        intake=intake,
+        tenants=tenants_of(api_keys={"sk": "acme"}),
         bodies=BodyMemory(2 * LIMIT),
-        producer=mesh,  # type: ignore[arg-type]  # a fake
-        metrics=GatewayMetrics(CollectorRegistry()),
-        clock=FakeClock(),
-        stop=asyncio.Event(),
     )
     return mesh.gateway
 
@@ -102,31 +91,14 @@ class Client:
         return str(msgspec.json.decode(self.answer)["error"]["code"])
 
 
-def scope_of(path: str, *headers: tuple[bytes, bytes]) -> dict[str, Any]:
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "root_path": "",
-        "query_string": b"",
-        "headers": list(headers),
-        "client": ("127.0.0.1", 1),
-        "server": ("127.0.0.1", 2),
-    }
-
-
 @pytest.fixture(params=["text", "bodies"])
 def gateway(request: pytest.FixtureRequest, intake_rig: IntakeRig, tmp_path: Path) -> Gateway:
     """A gateway whose model takes text, or bodies, which `LightFront` reads to find the model."""
     if request.param == "text":
-        return gateway_of(intake_rig)
+        return full_gateway(intake_rig)
     file = tmp_path / "registry.json"
     write_registry(file, [ModelEntry(name=ModelName(MODEL), takes="bodies", max_model_len=512)])
-    return gateway_of(intake_rig, ModelRegistry.load(file))
+    return full_gateway(intake_rig, ModelRegistry.load(file))
 
 
 async def post(gateway: Gateway, client: Client, path: str, *headers: tuple[bytes, bytes]) -> None:
@@ -217,7 +189,7 @@ async def test_a_request_for_the_store_without_a_slot_is_refused_unread(gateway:
 
 
 async def test_the_application_of_a_body_read_ahead_takes_no_slot(intake_rig: IntakeRig):
-    gateway = gateway_of(intake_rig)
+    gateway = full_gateway(intake_rig)
     client = Client(b"{}")
     async with read_ahead(gateway, scope_of(CHAT, KEY), client.receive) as (request, body):
         with admission(gateway, request.scope) as admitted:
@@ -229,7 +201,7 @@ async def test_the_application_of_a_body_read_ahead_takes_no_slot(intake_rig: In
 
 
 def test_headers_cannot_admit_a_request(intake_rig: IntakeRig):
-    gateway = gateway_of(intake_rig)
+    gateway = full_gateway(intake_rig)
     names = [(ADMISSION.encode(), b"acme"), (INTERNAL.encode(), b"acme")]
     with pytest.raises(ContractError), admission(gateway, scope_of(CHAT, *names)):
         pass
@@ -237,7 +209,7 @@ def test_headers_cannot_admit_a_request(intake_rig: IntakeRig):
 
 def test_the_key_must_allow_what_is_asked(intake_rig: IntakeRig):
     """Keys of settings are for everything but views of the whole mesh."""
-    gateway = gateway_of(intake_rig)
+    gateway = full_gateway(intake_rig)
     with admission(gateway, scope_of(FILES, KEY), needs=Scope.FILES) as admitted:
         pass
     with (
@@ -251,7 +223,7 @@ def test_the_key_must_allow_what_is_asked(intake_rig: IntakeRig):
 
 
 def test_internal_requests_need_no_key_and_no_free_slot(intake_rig: IntakeRig):
-    gateway = gateway_of(intake_rig)
+    gateway = full_gateway(intake_rig)
     internal = scope_of(RESPONSES) | {INTERNAL: Internal(ACME)}
     with ExitStack() as held:
         held.enter_context(admission(gateway, scope_of(CHAT, KEY)))
@@ -265,7 +237,7 @@ def test_internal_requests_need_no_key_and_no_free_slot(intake_rig: IntakeRig):
 
 
 def test_a_gateway_that_stops_admits_nothing(intake_rig: IntakeRig):
-    gateway = gateway_of(intake_rig)
+    gateway = full_gateway(intake_rig)
     gateway.stop.set()
     with pytest.raises(TransientError), admission(gateway, scope_of(CHAT, KEY)):
         pass

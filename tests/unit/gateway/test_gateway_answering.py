@@ -16,7 +16,8 @@ from services.gateway.shapes import COMPLETIONS
 from shared.contracts.base import RequestId
 from shared.producer.effects import NewTokens
 from shared.producer.generation import Generation
-from tests.unit.gateway.rig import MODEL, FixedClock, IntakeRig
+from tests.clocks import FakeClock
+from tests.unit.gateway.rig import MODEL, IntakeRig
 
 
 async def _cancel(_request_id: RequestId) -> None: ...
@@ -37,7 +38,7 @@ async def test_client_that_does_not_read_is_dropped(
         renderer=Renderer(COMPLETIONS, request_id="r", model=MODEL, created=0, include_usage=False),
         channel=Channel(_never_read, {}),
         metrics=GatewayMetrics(CollectorRegistry()),
-        clock=FixedClock(),
+        clock=FakeClock(),
         timeout_s=0.01,
     ).answer(generation)
     assert await asyncio.wait_for(answer, 60) is Outcome.TIMEOUT

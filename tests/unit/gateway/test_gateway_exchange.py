@@ -6,19 +6,13 @@ from threading import Event
 from typing import Any
 
 import msgspec
-from prometheus_client import CollectorRegistry
 
-from services.gateway.body import BodyMemory
 from services.gateway.exchange import Exchange
-from services.gateway.metrics import GatewayMetrics
-from services.gateway.settings import Settings
 from services.gateway.shapes import COMPLETIONS
-from services.gateway.state import Gateway
-from services.gateway.tenants import Tenants
 from shared.contracts.errors import TransientError
 from shared.contracts.ingress import InferenceRequest
 from tests.clocks import NOW, FakeClock
-from tests.unit.gateway.rig import COMPLETION, IntakeRig
+from tests.unit.gateway.rig import COMPLETION, IntakeRig, gateway_of, scope_of
 
 
 class Producer:
@@ -47,27 +41,10 @@ class Client:
 async def _send(_message: Any) -> None: ...
 
 
-def gateway_of(rig: IntakeRig, producer: Producer, clock: FakeClock) -> Gateway:
-    return Gateway(
-        settings=Settings(),
-        registry=rig.registry,
-        intake=rig.intake,
-        fallbacks=rig.fallbacks,
-        tenants=Tenants(
-            api_keys={}, default_tenant="acme", trust_fairness_header=False, max_outstanding=1
-        ),
-        bodies=BodyMemory(2 * 4 * 2**20),
-        producer=producer,  # type: ignore[arg-type]  # a fake
-        metrics=GatewayMetrics(CollectorRegistry()),
-        clock=clock,
-        stop=asyncio.Event(),
-    )
-
-
 async def test_arrival_time_precedes_the_wait_for_a_thread(intake_rig: IntakeRig) -> None:
     clock, producer, client, free = FakeClock(), Producer(), Client(), Event()
-    scope = {"headers": [], "client": ("127.0.0.1", 1)}
-    gateway = gateway_of(intake_rig, producer, clock)
+    scope = scope_of("/v1/completions")
+    gateway = gateway_of(intake_rig, producer, clock=clock)
     exchange = Exchange(gateway, COMPLETIONS, scope, client.receive)
     with ThreadPoolExecutor(max_workers=1) as threads:
         asyncio.get_running_loop().set_default_executor(threads)

@@ -14,12 +14,12 @@ from shared.contracts.tenants.policies import TenantPolicy
 from shared.tenants.keys import key_edit, key_file
 from shared.tenants.policies import Policies
 from tests.clocks import FakeClock
+from tests.unit.gateway.rig import tenants_of
 
 
 def tenants(*, keys: dict[str, str] | None = None, trust: bool = False, limit: int = 2) -> Tenants:
-    return Tenants(
+    return tenants_of(
         api_keys=keys or {},
-        default_tenant="default",
         trust_fairness_header=trust,
         max_outstanding=limit,
     )
@@ -67,10 +67,7 @@ def test_slots_are_counted_per_tenant_and_released():
 
 def with_keys(path: Path, clock: FakeClock, **fields: Any) -> Tenants:
     """Authentication by the keys of a file, as `headway keys` writes it."""
-    return Tenants(
-        api_keys={},
-        default_tenant="default",
-        trust_fairness_header=False,
+    return tenants_of(
         max_outstanding=2,
         keys=key_file(path),
         clock=clock,
@@ -118,10 +115,8 @@ def test_a_key_is_only_for_its_scopes(tmp_path: Path):
 
 
 def behind_proxy(keys: dict[str, str] | None = None) -> Tenants:
-    return Tenants(
+    return tenants_of(
         api_keys=keys or {},
-        default_tenant="default",
-        trust_fairness_header=False,
         max_outstanding=2,
         identity_header="x-forwarded-user",
         trusted_proxies=networks_of(["10.1.0.0/16", "::1"]),
@@ -159,12 +154,10 @@ def test_an_invalid_address_of_a_proxy_is_refused():
         networks_of(["proxy.example"])
 
 
-def test_the_policy_limits_open_requests_of_one_gateway_too():
+def test_the_policy_limits_open_requests_of_one_gateway_also():
     policies = Policies(tenants={TenantId("acme"): TenantPolicy(concurrent_requests=1)})
-    some = Tenants(
-        api_keys={},
+    some = tenants_of(
         default_tenant="acme",
-        trust_fairness_header=False,
         max_outstanding=9,
         policies=policies,
     )

@@ -10,6 +10,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from services.gateway.tracing import Traced
 from shared.tracing.context import TraceContext, trace_of
 from tests.tracing.spans import SPAN_ID, TRACE, TRACE_ID, UNSAMPLED, Traces, ids
+from tests.unit.gateway.rig import scope_of
 
 CHAT = "/v1/chat/completions"
 NO_HEADERS: Mapping[str, str] = {}
@@ -47,7 +48,7 @@ async def answered(
         pass
 
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    scope = {"type": "http", "method": method, "path": path, "headers": raw}
+    scope = scope_of(path, *raw, method=method)
     await Traced(application, traces.tracer)(scope, receive, send)
     return traces.spans()
 

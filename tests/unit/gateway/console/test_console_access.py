@@ -3,8 +3,8 @@
 import pytest
 
 from services.gateway.console.access import is_local, may_view
-from services.gateway.tenants import Tenants
 from shared.contracts.errors import ContractError
+from tests.unit.gateway.rig import tenants_of
 
 LOCAL = {"host": "localhost:8000"}
 
@@ -47,9 +47,7 @@ def test_all_others_are_not_local(headers: dict[str, str], peer: str | None):
 
 
 def test_without_keys_other_machines_may_not_view():
-    tenants = Tenants(
-        api_keys={}, default_tenant="d", trust_fairness_header=False, max_outstanding=1
-    )
+    tenants = tenants_of()
     may_view(tenants, LOCAL, "127.0.0.1")
 
     with pytest.raises(ContractError, match="headway keys create --scope operator") as caught:

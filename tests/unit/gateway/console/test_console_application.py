@@ -25,6 +25,7 @@ from shared.contracts.tenants.keys import Scope
 from shared.tenants.keys import key_edit, key_file
 from tests.clocks import NOW, FakeClock
 from tests.deliveries import UnreliableBroker
+from tests.unit.gateway.rig import tenants_of
 
 decode_question: Decoder[StoriesRequested] = Decoder(StoriesRequested)
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -67,9 +68,7 @@ class Rig:
 
 @pytest.fixture
 def rig(watch: MeshWatch, broker: UnreliableBroker) -> Rig:
-    tenants = Tenants(
-        api_keys={}, default_tenant="d", trust_fairness_header=False, max_outstanding=1
-    )
+    tenants = tenants_of()
     return Rig(watch, broker, tenants)
 
 
@@ -215,10 +214,7 @@ async def test_reading_a_prompt_is_logged(
             _, made[scope] = edit.create(
                 tenant=TenantId("ops"), scopes=(scope,), now=watch.clock.now()
             )
-    tenants = Tenants(
-        api_keys={}, default_tenant="d", trust_fairness_header=False, max_outstanding=1,
-        keys=key_file(keys), clock=watch.clock,
-    )  # fmt: skip
+    tenants = tenants_of(keys=key_file(keys), clock=watch.clock)
     rig = Rig(watch, broker, tenants)
 
     async with rig.client(key=made[Scope.OPERATOR]) as client:
