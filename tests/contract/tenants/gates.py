@@ -1,7 +1,7 @@
 """Gates of tenants over a broker, as groupers have them."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from services.planner.grouper.tenants import DEMAND_PERIOD_S, TenantGate
@@ -20,23 +20,34 @@ ACME = TenantId("acme")
 _decode: Decoder[TenantDemand | TenantGrants] = Decoder(TenantDemand | TenantGrants)
 
 
+def gate_of(
+    broker: Broker,
+    clock: Clock,
+    policies: Policies,
+    *,
+    source: str,
+    outstanding: Callable[[TenantId], int] = lambda _tenant: 0,
+) -> TenantGate:
+    """A gate that receives no messages."""
+    return TenantGate(
+        broker=broker,
+        clock=clock,
+        policies=policies,
+        holder=Holder(source=source),
+        allocator=Allocator(
+            limit=lambda tenant, kind: policies.policy(tenant).limit(kind),
+            listens_since=clock.now(),
+        ),
+        outstanding=outstanding,
+    )
+
+
 @asynccontextmanager
 async def open_gate(
     broker: Broker, clock: Clock, policy: TenantPolicy, *, name: str
 ) -> AsyncIterator[TenantGate]:
     """A gate that takes part in sharing the limits of `ACME`."""
-    policies = Policies(tenants={ACME: policy})
-    gate = TenantGate(
-        broker=broker,
-        clock=clock,
-        policies=policies,
-        holder=Holder(source=name),
-        allocator=Allocator(
-            limit=lambda tenant, kind: policies.policy(tenant).limit(kind),
-            listens_since=clock.now(),
-        ),
-        outstanding=lambda _tenant: 0,
-    )
+    gate = gate_of(broker, clock, Policies(tenants={ACME: policy}), source=name)
 
     def on_message(message: TenantDemand | TenantGrants) -> None:
         if isinstance(message, TenantDemand):

@@ -16,7 +16,6 @@ from services.planner.grouper.intake import Intake
 from services.planner.grouper.lane_reports import LaneReports
 from services.planner.grouper.placement import Placement
 from services.planner.grouper.stored.claims import Claims
-from services.planner.grouper.tenants import TenantGate
 from services.planner.grouper.watched_ends import WatchedEnds
 from services.planner.routed.routing import PULL, Routing
 from services.planner.settings import GrouperSettings
@@ -41,9 +40,8 @@ from shared.models.registry import ModelRegistry
 from shared.tenants.policies import Policies
 from solver.prediction.lengths.prompt_lengths import PromptLengths
 from solver.routing.shares import TenantShares
-from solver.tenants.allocator import Allocator
-from solver.tenants.leases import Holder
 from tests.clocks import NOW, FakeClock
+from tests.contract.tenants.gates import gate_of
 from tests.deliveries import UnreliableBroker
 from tests.queued import MODEL
 
@@ -203,16 +201,8 @@ async def open_grouper(
                 ended=FIFOCache(settings.expired_memory),
                 finish=state.finish,
             ),
-            tenants=TenantGate(
-                broker=broker,
-                clock=clock,
-                policies=policies,
-                holder=Holder(source=source),
-                allocator=Allocator(
-                    limit=lambda tenant, kind: policies.policy(tenant).limit(kind),
-                    listens_since=clock.now(),
-                ),
-                outstanding=state.shares.outstanding,
+            tenants=gate_of(
+                broker, clock, policies, source=source, outstanding=state.shares.outstanding
             ),
             claims=Claims(store=None, holder=source),
             reports=LaneReports(

@@ -1,6 +1,8 @@
 """Limits of tenants at a grouper, in virtual time."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -12,11 +14,21 @@ from shared.contracts.base import RequestId
 from shared.contracts.errors import CapacityError
 from shared.contracts.tenants.policies import QUOTA_SPENT, RateLimitedError, TenantPolicy
 from shared.contracts.tenants.usage import UsageToday
+from shared.runtime.clock import Clock
 from tests.contract.tenants.gates import ACME, open_gate
 from tests.queued import a_request
 from tests.virtual_time import LoopClock
 
 pytestmark = pytest.mark.virtual_time
+
+
+@asynccontextmanager
+async def one_gate(policy: TenantPolicy, clock: Clock | None = None) -> AsyncIterator[TenantGate]:
+    """The only gate on a broker of its own; its clock is that of the event loop by default."""
+    async with MemoryBroker(MemoryHub()) as broker:
+        await topology.declare(broker)
+        async with open_gate(broker, clock or LoopClock(), policy, name="g") as gate:
+            yield gate
 
 
 async def refused(gate: TenantGate, name: str) -> CapacityError | None:
@@ -29,11 +41,8 @@ async def refused(gate: TenantGate, name: str) -> CapacityError | None:
 
 async def test_a_refusal_names_limit_tenant_and_delay() -> None:
     """The error has the state of the limit, for OpenAI's headers."""
-    async with MemoryBroker(MemoryHub()) as broker:
-        await topology.declare(broker)
-        policy = TenantPolicy(requests_per_minute=3)
-        async with open_gate(broker, LoopClock(), policy, name="g") as gate:
-            results = [await refused(gate, f"r{n}") for n in range(5)]
+    async with one_gate(TenantPolicy(requests_per_minute=3)) as gate:
+        results = [await refused(gate, f"r{n}") for n in range(5)]
 
     assert results[:3] == [None, None, None]
     error = results[3]
@@ -46,13 +55,10 @@ async def test_a_refusal_names_limit_tenant_and_delay() -> None:
 
 async def test_after_a_minute_requests_are_admitted_again() -> None:
     """The window slides."""
-    async with MemoryBroker(MemoryHub()) as broker:
-        await topology.declare(broker)
-        policy = TenantPolicy(requests_per_minute=2)
-        async with open_gate(broker, LoopClock(), policy, name="g") as gate:
-            before = [await refused(gate, f"r{n}") for n in range(3)]
-            await asyncio.sleep(61.0)
-            after = [await refused(gate, f"s{n}") for n in range(3)]
+    async with one_gate(TenantPolicy(requests_per_minute=2)) as gate:
+        before = [await refused(gate, f"r{n}") for n in range(3)]
+        await asyncio.sleep(61.0)
+        after = [await refused(gate, f"s{n}") for n in range(3)]
 
     assert [error is None for error in before] == [True, True, False]
     assert [error is None for error in after] == [True, True, False]
@@ -60,21 +66,16 @@ async def test_after_a_minute_requests_are_admitted_again() -> None:
 
 async def test_a_request_of_a_tenant_without_limits_does_not_wait() -> None:
     """Without limits there are no permits, and no messages about them."""
-    async with MemoryBroker(MemoryHub()) as broker:
-        await topology.declare(broker)
-        async with open_gate(broker, LoopClock(), TenantPolicy(), name="g") as gate:
-            waited = await gate.admit(a_request("r", tenant=ACME))
+    async with one_gate(TenantPolicy()) as gate:
+        waited = await gate.admit(a_request("r", tenant=ACME))
 
     assert not waited
 
 
 async def test_a_request_above_the_whole_limit_is_refused_at_once() -> None:
     """It could never be admitted; the error says how much it needs."""
-    async with MemoryBroker(MemoryHub()) as broker:
-        await topology.declare(broker)
-        policy = TenantPolicy(tokens_per_minute=5)
-        async with open_gate(broker, LoopClock(), policy, name="g") as gate:
-            error = await refused(gate, "r")
+    async with one_gate(TenantPolicy(tokens_per_minute=5)) as gate:
+        error = await refused(gate, "r")
 
     assert isinstance(error, RateLimitedError)
     assert "tokens_per_minute" in str(error)
@@ -84,16 +85,13 @@ async def test_a_request_above_the_whole_limit_is_refused_at_once() -> None:
 async def test_a_spent_budget_is_an_insufficient_quota() -> None:
     """The budget counts what finals have used today; the delay is the rest of the day (UTC)."""
     clock = LoopClock()
-    async with MemoryBroker(MemoryHub()) as broker:
-        await topology.declare(broker)
-        policy = TenantPolicy(daily_tokens=1000)
-        async with open_gate(broker, clock, policy, name="g") as gate:
-            before = await refused(gate, "r1")
-            today = int(clock.now() // 86_400)
-            gate.on_usage(UsageToday(day=today, tokens={ACME: 1000}))
-            after = await refused(gate, "r2")
-            gate.on_usage(UsageToday(day=today - 1, tokens={ACME: 1000}))
-            of_yesterday = await refused(gate, "r3")
+    async with one_gate(TenantPolicy(daily_tokens=1000), clock) as gate:
+        before = await refused(gate, "r1")
+        today = int(clock.now() // 86_400)
+        gate.on_usage(UsageToday(day=today, tokens={ACME: 1000}))
+        after = await refused(gate, "r2")
+        gate.on_usage(UsageToday(day=today - 1, tokens={ACME: 1000}))
+        of_yesterday = await refused(gate, "r3")
 
     assert (before, of_yesterday) == (None, None)
     assert isinstance(after, RateLimitedError)
@@ -125,11 +123,8 @@ async def test_without_an_allocator_requests_are_refused_after_a_wait() -> None:
 
 async def test_the_same_request_uses_permits_once() -> None:
     """A request that is delivered again counts once among those in progress."""
-    async with MemoryBroker(MemoryHub()) as broker:
-        await topology.declare(broker)
-        policy = TenantPolicy(concurrent_requests=1)
-        async with open_gate(broker, LoopClock(), policy, name="g") as gate:
-            results = [await refused(gate, name) for name in ("r1", "r1", "r2")]
+    async with one_gate(TenantPolicy(concurrent_requests=1)) as gate:
+        results = [await refused(gate, name) for name in ("r1", "r1", "r2")]
 
     assert [error is None for error in results] == [True, True, False]
 
