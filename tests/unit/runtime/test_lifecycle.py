@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 
 import msgspec
+import psutil
 import pytest
 
 from ops.ports import free_port
@@ -201,9 +202,18 @@ async def test_a_service_is_alive_before_it_is_ready():
         assert (await fetched(port, "/nothing"))[0] == 404
 
 
+def num_listening() -> int:
+    """Number of sockets of this process that listen."""
+    opened = psutil.Process().net_connections("tcp")
+    return sum(each.status == psutil.CONN_LISTEN for each in opened)
+
+
 async def test_port_0_starts_no_server():
+    before = num_listening()
     async with serve_health(Health(service="x"), host="127.0.0.1", port=0):
-        pass
+        during = num_listening()
+
+    assert during == before
 
 
 async def test_an_address_in_use_is_named():
