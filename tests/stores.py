@@ -10,6 +10,7 @@ from shared.contracts.base import TenantId
 from shared.store.files import StoredFile
 from shared.store.ids import new_batch_id, new_file_id, new_response_id
 from shared.store.location import Host, Location, location_of
+from shared.store.migrating import migrate
 from shared.store.objects.batches import StoredBatch
 from shared.store.objects.responses import StoredEvent, StoredResponse
 from shared.store.settings import StoreSettings
@@ -39,6 +40,13 @@ def place(settings: StoreSettings) -> Location:
     location = location_of(settings)
     assert location is not None
     return location
+
+
+async def migrated_settings(url: str | None, directory: Path) -> StoreSettings:
+    """Settings of a store as `settings_of` makes them, with the current schema."""
+    settings = settings_of(url, directory)
+    await migrate(place(settings))
+    return settings
 
 
 @asynccontextmanager

@@ -29,12 +29,11 @@ from shared.contracts.base import ModelName
 from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry, write_registry
 from shared.models.tiny import TINY_MODELS, make_tiny_models
-from shared.store.migrating import migrate
 from tests.brokers import RabbitServer, rabbit_targets
 from tests.differential.models import with_parsers
 from tests.e2e.meshes import LLAMA, mesh_spec
 from tests.requirements import program
-from tests.stores import place, settings_of
+from tests.stores import migrated_settings
 
 pytestmark = [
     pytest.mark.slow,
@@ -95,8 +94,7 @@ async def url(
     directory = tmp_path_factory.mktemp("mesh")
     models = {LLAMA: TINY_MODELS[LLAMA]}
     registry = with_parsers(make_tiny_models(directory / "models", models=models))
-    store = settings_of(None, directory / "data")
-    await migrate(place(store))
+    store = await migrated_settings(None, directory / "data")
     with rabbit_servers(rabbit_targets()[0]).fresh_url() as broker:
         async with request.param(broker, registry, directory) as plain:
             stored = {"store": msgspec.to_builtins(store)}

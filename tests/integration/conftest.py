@@ -6,9 +6,8 @@ import pytest
 
 from ops.bench.postgres import PrivatePostgres
 from shared.models.tiny import make_tiny_models
-from shared.store.migrating import migrate
 from shared.store.settings import StoreSettings
-from tests.stores import place, settings_of
+from tests.stores import migrated_settings
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +28,4 @@ def url(request: pytest.FixtureRequest) -> str | None:
 @pytest.fixture
 async def settings(url: str | None, tmp_path: Path) -> StoreSettings:
     """Settings of a store with its schema."""
-    made = settings_of(url, tmp_path / "data")
-    await migrate(place(made))
-    return made
+    return await migrated_settings(url, tmp_path / "data")

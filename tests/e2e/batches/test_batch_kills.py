@@ -14,10 +14,9 @@ import pytest
 from ops.bench.postgres import PrivatePostgres
 from ops.broker import PrivateNode
 from services.mesh.processes import ProcessMesh
-from shared.store.migrating import migrate
 from tests.brokers import release_of
 from tests.e2e.meshes import LLAMA, mesh_spec
-from tests.stores import place, settings_of
+from tests.stores import migrated_settings
 
 pytestmark = pytest.mark.rabbitmq
 NUM_LINES = 1500
@@ -92,8 +91,7 @@ async def custom_ids(http: httpx.AsyncClient, file_id: str | None) -> list[str]:
 async def test_kills_of_gateways_and_restarts_of_broker_and_database_keep_every_line_once(
     node: PrivateNode, postgres: PrivatePostgres, tmp_path: Path
 ):
-    store = settings_of(postgres.url(await postgres.create()), tmp_path / "data")
-    await migrate(place(store))
+    store = await migrated_settings(postgres.url(await postgres.create()), tmp_path / "data")
     values = msgspec.to_builtins(store)
     spec = mesh_spec(
         node.url,

@@ -23,13 +23,12 @@ from shared.contracts.ingress import CallRequest
 from shared.contracts.requests import ReplyMode, RequestCompleted, RequestFailed
 from shared.models.registry import ModelRegistry, write_registry
 from shared.models.tiny import TINY_MODELS, TINY_POOLING_MODELS, make_tiny_models
-from shared.store.migrating import migrate
 from tests.brokers import RabbitServer, rabbit_targets
 from tests.contract.calls.call_engines import DIMENSIONS, EMBED, embedding_models
 from tests.e2e.meshes import LLAMA, mesh_spec, producer_of
 from tests.e2e.test_cli import run
 from tests.e2e.test_vllm_pooling_over_the_mesh import TEXTS, TOLERANCE, close
-from tests.stores import place, settings_of
+from tests.stores import migrated_settings
 
 pytestmark = [
     pytest.mark.slow,
@@ -78,8 +77,7 @@ async def rig(
 ) -> AsyncIterator[Rig]:
     """A mesh with one vLLM engine, on which the pooling model is active, and a store."""
     directory = tmp_path_factory.mktemp("embeddings")
-    settings = settings_of(None, directory / "data")
-    await migrate(place(settings))
+    settings = await migrated_settings(None, directory / "data")
     store = msgspec.to_builtins(settings)
     others = {LLAMA: TINY_MODELS[LLAMA], CLASSIFY: TINY_POOLING_MODELS[CLASSIFY]}
     registries = (

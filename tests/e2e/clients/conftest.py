@@ -11,11 +11,10 @@ from ops.clients.installed import node_with, python_with
 from ops.clients.npm import build_npm
 from ops.clients.wheel import build_wheel
 from services.mesh.processes import ProcessMesh
-from shared.store.migrating import migrate
 from tests.brokers import RabbitServer, rabbit_targets
 from tests.e2e.meshes import mesh_spec
 from tests.requirements import program
-from tests.stores import place, settings_of
+from tests.stores import migrated_settings
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -24,8 +23,7 @@ async def mesh(
 ) -> AsyncIterator[ProcessMesh]:
     """A mesh with simulated engines, whose planners have a store."""
     directory = tmp_path_factory.mktemp("mesh")
-    settings = settings_of(None, directory / "data")
-    await migrate(place(settings))
+    settings = await migrated_settings(None, directory / "data")
     with rabbit_servers(rabbit_targets()[0]).fresh_url() as url:
         planner = {"store": msgspec.to_builtins(settings)}
         async with ProcessMesh(mesh_spec(url, directory, planner=planner)) as running:

@@ -22,10 +22,9 @@ from services.gateway.stories import story_paths
 from services.mesh.processes import ProcessMesh
 from shared.api.calls import MAX_GRAMMAR_BYTES, REFUSED_FIELDS
 from shared.models.tiny import TINY_MODELS, TINY_POOLING_MODELS, make_tiny_models
-from shared.store.migrating import migrate
 from tests.brokers import RabbitServer, eventually, rabbit_targets
 from tests.e2e.meshes import LLAMA, QWEN, mesh_spec
-from tests.stores import place, settings_of
+from tests.stores import migrated_settings
 
 pytestmark = [
     pytest.mark.rabbitmq,
@@ -46,8 +45,7 @@ async def front(
     gateway = {"front": "vllm", "api_keys": {KEY: "acme"}, "max_outstanding_per_tenant": 8}
     with rabbit_servers(rabbit_targets()[0]).fresh_url() as url:
         directory = tmp_path_factory.mktemp("mesh")
-        store = settings_of(None, directory / "data")
-        await migrate(place(store))
+        store = await migrated_settings(None, directory / "data")
         models = TINY_MODELS | TINY_POOLING_MODELS
         registry = make_tiny_models(directory / "models", weights=False, models=models)
         spec = mesh_spec(

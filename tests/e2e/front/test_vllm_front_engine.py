@@ -11,10 +11,9 @@ import pytest
 import pytest_asyncio
 
 from services.mesh.processes import ProcessMesh
-from shared.store.migrating import migrate
 from tests.brokers import RabbitServer, eventually, rabbit_targets
 from tests.e2e.meshes import LLAMA, mesh_spec, tool_registry
-from tests.stores import place, settings_of
+from tests.stores import migrated_settings
 
 pytestmark = [
     pytest.mark.slow,
@@ -44,8 +43,7 @@ async def http(
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a mesh with one vLLM engine and the front `vllm`."""
     directory = tmp_path_factory.mktemp("mesh")
-    settings = settings_of(None, directory / "data")
-    await migrate(place(settings))
+    settings = await migrated_settings(None, directory / "data")
     store = msgspec.to_builtins(settings)
     with rabbit_servers(rabbit_targets()[0]).fresh_url() as url:
         spec = mesh_spec(

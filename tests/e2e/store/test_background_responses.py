@@ -15,10 +15,9 @@ import pytest_asyncio
 
 from services.mesh.processes import MeshProcess, ProcessMesh
 from shared.models.tiny import TINY_MODELS, make_tiny_models
-from shared.store.migrating import migrate
 from tests.brokers import RabbitServer, eventually, rabbit_targets
 from tests.e2e.meshes import LLAMA, is_ready, mesh_spec, second_gateway
-from tests.stores import place, settings_of
+from tests.stores import migrated_settings
 
 pytestmark = [
     pytest.mark.slow,
@@ -44,8 +43,7 @@ async def rig(
     rabbit_servers: Callable[[str], RabbitServer], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Rig]:
     directory = tmp_path_factory.mktemp("responses")
-    settings = settings_of(None, directory / "data")
-    await migrate(place(settings))
+    settings = await migrated_settings(None, directory / "data")
     store = msgspec.to_builtins(settings)
     models = make_tiny_models(
         directory / "models", weights=False, models={LLAMA: TINY_MODELS[LLAMA]}

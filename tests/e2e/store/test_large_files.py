@@ -12,10 +12,9 @@ import pytest
 from ops.ports import free_port
 from services.mesh.processes import MeshProcess
 from shared.models.tiny import make_tiny_models
-from shared.store.migrating import migrate
 from tests.brokers import RabbitServer, eventually, rabbit_targets
 from tests.e2e.meshes import is_ready
-from tests.stores import place, settings_of
+from tests.stores import migrated_settings
 
 pytestmark = pytest.mark.rabbitmq
 BLOCK = bytes(range(256)) * 1024
@@ -26,8 +25,7 @@ MOST_GROWTH_BYTES = 16 * MIB
 @asynccontextmanager
 async def gateway_process(broker: str, directory: Path) -> AsyncIterator[tuple[str, int]]:
     """URL and process id of a gateway with a store."""
-    store = settings_of(None, directory / "data")
-    await migrate(place(store))
+    store = await migrated_settings(None, directory / "data")
     port = free_port()
     process = MeshProcess(
         "gateway",

@@ -18,11 +18,10 @@ from shared.broker import topology
 from shared.broker.protocol import OutMessage, Settlement
 from shared.contracts.base import Decoder, RequestId, TenantId, encode, tag_of
 from shared.contracts.stored import RequestAsked, RequestState, RequestStatus
-from shared.store.migrating import migrate
 from tests.brokers import RabbitServer, eventually, rabbit_targets
 from tests.e2e.meshes import LLAMA, is_ready, mesh_spec, second_gateway
 from tests.postgres import new_postgres
-from tests.stores import place, settings_of
+from tests.stores import migrated_settings
 
 pytestmark = [pytest.mark.rabbitmq, pytest.mark.asyncio(loop_scope="module")]
 
@@ -51,8 +50,9 @@ async def rig(
     postgres = await asyncio.to_thread(new_postgres)
     try:
         await asyncio.to_thread(postgres.start)
-        settings = settings_of(postgres.url(await postgres.create()), directory / "data")
-        await migrate(place(settings))
+        settings = await migrated_settings(
+            postgres.url(await postgres.create()), directory / "data"
+        )
         store = msgspec.to_builtins(settings) | {"timeout_s": STORE_TIMEOUT_S}
         with rabbit_servers(rabbit_targets()[0]).fresh_url() as url:
             spec = mesh_spec(

@@ -17,9 +17,8 @@ from services.mesh.embedded import EmbeddedMesh
 from services.mesh.spec import EMBEDDED, AgentSpec, MeshSpec
 from shared.models.tiny import make_tiny_models
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_USAGE
-from shared.store.migrating import migrate
 from tests.queued import MODEL
-from tests.stores import place, settings_of
+from tests.stores import migrated_settings
 
 CHAT = "/v1/chat/completions"
 
@@ -27,8 +26,7 @@ CHAT = "/v1/chat/completions"
 @contextlib.asynccontextmanager
 async def opened_mesh(directory: Path, **batches: Any) -> AsyncIterator[str]:
     """URL of the gateway of a mesh in this process; *batches* are settings of batches."""
-    settings = settings_of(None, directory / "data")
-    await migrate(place(settings))
+    settings = await migrated_settings(None, directory / "data")
     store = msgspec.to_builtins(settings)
     spec = MeshSpec(
         broker=EMBEDDED,

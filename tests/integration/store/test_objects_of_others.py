@@ -15,12 +15,19 @@ from services.gateway.files.openapi import file_paths
 from services.gateway.requests.openapi import request_paths
 from services.gateway.responses.openapi import response_paths
 from shared.contracts.base import RequestId
-from shared.store.migrating import migrate
 from shared.store.requests.records import Asked
 from shared.store.store import Store
 from tests.brokers import MEMORY, BrokerRig
 from tests.integration.gateway_rig import KEYS, http_client, running_gateway
-from tests.stores import ACME, a_batch, a_response, an_event, open_store, place, put, settings_of
+from tests.stores import (
+    ACME,
+    a_batch,
+    a_response,
+    an_event,
+    migrated_settings,
+    open_store,
+    put,
+)
 
 PATHS: dict[str, Any] = {
     path: operations
@@ -56,8 +63,7 @@ class Rig:
 
 @pytest.fixture
 async def rig(broker_rig: BrokerRig, registry: Path, tmp_path: Path) -> AsyncIterator[Rig]:
-    settings = settings_of(None, tmp_path / "data")
-    await migrate(place(settings))
+    settings = await migrated_settings(None, tmp_path / "data")
     async with open_store(settings) as store, http_client() as http:
         await store.check()
         stored = msgspec.to_builtins(settings)

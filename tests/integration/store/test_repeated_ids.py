@@ -21,14 +21,13 @@ from shared.contracts.ingress import IDEMPOTENT_HEADER, InferenceRequest
 from shared.contracts.qos import Slo
 from shared.contracts.requests import Final, Reply, RequestCompleted, RequestFailed, RunStarted
 from shared.models.tiny import make_tiny_models
-from shared.store.migrating import migrate
 from shared.store.settings import StoreSettings
 from shared.store.store import Store
 from tests.brokers import MEMORY, RabbitServer, eventually
 from tests.conftest import RABBIT_PARAMS
 from tests.integration.ends.broker_mesh import BrokerMesh
 from tests.queued import MODEL
-from tests.stores import open_store, place, settings_of
+from tests.stores import migrated_settings, open_store, place
 
 WITHIN_S = 30.0
 TENANT = TenantId("guest")
@@ -115,8 +114,7 @@ class Rig:
 
 @asynccontextmanager
 async def opened(directory: Path, url: str | None) -> AsyncIterator[Rig]:
-    settings = settings_of(None, directory / "data")
-    await migrate(place(settings))
+    settings = await migrated_settings(None, directory / "data")
     impatient = msgspec.structs.replace(settings, timeout_s=1.0)
     planner = {"store": msgspec.to_builtins(impatient), "leader": {"settle_s": 0.5}}
     spec = MeshSpec(

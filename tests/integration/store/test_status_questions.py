@@ -17,11 +17,10 @@ from shared.broker.protocol import Broker, Delivery, OutMessage, Settlement
 from shared.contracts.base import Decoder, RequestId, TenantId, encode, tag_of
 from shared.contracts.requests import ErrorInfo, RequestFailed
 from shared.contracts.stored import RequestAsked, RequestState, RequestStatus
-from shared.store.migrating import migrate
 from shared.store.requests.records import Asked, Ended, Started
 from shared.store.store import Store
 from tests.brokers import eventually
-from tests.stores import ACME, open_store, place, settings_of
+from tests.stores import ACME, migrated_settings, open_store
 
 REQUEST = RequestId("r1")
 ANSWERS = "reply.asker"
@@ -83,8 +82,7 @@ async def asking(hub: MemoryHub, store: Store | None) -> AsyncIterator[Asker]:
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    settings = settings_of(None, tmp_path / "data")
-    await migrate(place(settings))
+    settings = await migrated_settings(None, tmp_path / "data")
     async with open_store(settings) as opened:
         await opened.check()
         asked = Asked(
