@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -88,6 +89,12 @@ async def is_ready(gateway: MeshProcess, url: str) -> bool:
             return False
 
 
+async def kill(mesh: ProcessMesh, name: str) -> None:
+    """Kill with SIGKILL, as the kernel's OOM killer does."""
+    mesh.processes[name].signal(signal.SIGKILL)
+    assert await mesh.processes[name].wait(10.0) == -signal.SIGKILL
+
+
 @asynccontextmanager
 async def producer_of(mesh: ProcessMesh, name: str = "test") -> AsyncIterator[Producer]:
     """A producer on its own connection."""
@@ -125,6 +132,13 @@ class Answer:
     def token_ids(self) -> tuple[int, ...]:
         assert isinstance(self.final, RequestCompleted), self.final
         return self.final.token_ids
+
+
+def assert_consistent(answer: Answer) -> None:
+    """Assert that the stream equals the final, with each token once."""
+    assert isinstance(answer.final, RequestCompleted)
+    assert answer.final.token_ids == answer.streamed
+    assert answer.final.text == answer.text
 
 
 async def read(generation: Generation, on_part: Callable[[], None] = lambda: None) -> Answer:

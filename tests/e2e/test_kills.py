@@ -1,7 +1,6 @@
 """Processes of the mesh are killed under load; no answer is lost, duplicated or changed."""
 
 import asyncio
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,15 @@ from shared.contracts.base import Decoder
 from shared.contracts.plans import PlanPublished
 from shared.contracts.requests import RequestCompleted
 from tests.brokers import FOUR, release_of
-from tests.e2e.meshes import Answer, ask_all, mesh_spec, only_left, producer_of, request
+from tests.e2e.meshes import (
+    ask_all,
+    assert_consistent,
+    kill,
+    mesh_spec,
+    only_left,
+    producer_of,
+    request,
+)
 
 pytestmark = pytest.mark.rabbitmq
 
@@ -73,12 +80,6 @@ async def leader_of(mesh: ProcessMesh) -> str:
         for name, process in mesh.processes.items()
         if name.startswith("leader") and str(process.pid) == pid
     )
-
-
-async def kill(mesh: ProcessMesh, name: str) -> None:
-    """Kill with SIGKILL, as the kernel's OOM killer does."""
-    mesh.processes[name].signal(signal.SIGKILL)
-    assert await mesh.processes[name].wait(10.0) == -signal.SIGKILL
 
 
 async def havoc(mesh: ProcessMesh, node: PrivateNode, undisturbed: asyncio.Event) -> None:
@@ -150,13 +151,6 @@ async def test_no_kill_loses_duplicates_or_changes_an_answer(
     assert [a.token_ids for a in calm] == [a.token_ids for a in storm]
     for answer in storm:
         assert_consistent(answer)
-
-
-def assert_consistent(answer: Answer) -> None:
-    """Assert that the stream equals the final, with each token once."""
-    assert isinstance(answer.final, RequestCompleted)
-    assert answer.final.token_ids == answer.streamed
-    assert answer.final.text == answer.text
 
 
 @pytest.mark.slow

@@ -12,8 +12,16 @@ from shared.contracts.base import ModelName
 from shared.contracts.requests import RequestCompleted
 from shared.models.registry import ModelRegistry, write_registry
 from shared.models.tiny import make_tiny_models
-from tests.e2e.meshes import LLAMA, ask_all, mesh_spec, only_left, producer_of, request
-from tests.e2e.test_kills import assert_consistent, kill
+from tests.e2e.meshes import (
+    LLAMA,
+    ask_all,
+    assert_consistent,
+    kill,
+    mesh_spec,
+    only_left,
+    producer_of,
+    request,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq, pytest.mark.vllm]
 

@@ -33,9 +33,18 @@ from shared.contracts.ingress import InferenceRequest
 from shared.contracts.requests import ReplyMode, RequestCompleted
 from shared.contracts.telemetry import InstanceStatus
 from shared.producer.producer import Producer
-from tests.e2e.meshes import LLAMA, QWEN, Answer, ask_all, mesh_spec, only_left, producer_of, read
+from tests.e2e.meshes import (
+    LLAMA,
+    QWEN,
+    Answer,
+    ask_all,
+    assert_consistent,
+    mesh_spec,
+    only_left,
+    producer_of,
+    read,
+)
 from tests.e2e.meshes import request as asked
-from tests.e2e.test_kills import assert_consistent
 
 pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq, pytest.mark.vllm]
 

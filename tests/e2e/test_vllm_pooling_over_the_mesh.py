@@ -23,8 +23,7 @@ from shared.contracts.base import ModelName
 from shared.models.registry import ModelRegistry
 from shared.models.tiny import TINY_MODELS, TINY_POOLING_MODELS, make_tiny_models
 from tests.brokers import RabbitServer, rabbit_targets
-from tests.e2e.meshes import LLAMA, mesh_spec
-from tests.e2e.test_kills import kill
+from tests.e2e.meshes import LLAMA, kill, mesh_spec
 
 pytestmark = [
     pytest.mark.slow,

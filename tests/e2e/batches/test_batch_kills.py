@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from ops.bench.postgres import PrivatePostgres
 from ops.broker import PrivateNode
 from services.mesh.processes import ProcessMesh
 from tests.brokers import release_of
-from tests.e2e.meshes import LLAMA, mesh_spec
+from tests.e2e.meshes import LLAMA, kill, mesh_spec
 from tests.stores import migrated_settings
 
 pytestmark = pytest.mark.rabbitmq
@@ -120,10 +119,8 @@ async def test_kills_of_gateways_and_restarts_of_broker_and_database_keep_every_
                         if not process.running:
                             await process.start()
                     continue
-                gateway = mesh.processes["gateway"]
-                gateway.signal(signal.SIGKILL)
-                assert await gateway.wait(10.0) == -signal.SIGKILL
-                await gateway.start()
+                await kill(mesh, "gateway")
+                await mesh.processes["gateway"].start()
         output = await custom_ids(http, found["output_file_id"])
         errors = await custom_ids(http, found["error_file_id"])
 

@@ -33,8 +33,7 @@ from tests.contract.calls.call_cases import CHAT
 from tests.contract.calls.call_engines import stable
 from tests.differential.answers import first_difference
 from tests.differential.models import with_parsers
-from tests.e2e.meshes import LLAMA, mesh_spec, producer_of
-from tests.e2e.test_kills import kill
+from tests.e2e.meshes import LLAMA, kill, mesh_spec, producer_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq, pytest.mark.vllm]
 

@@ -22,8 +22,16 @@ from shared.models.registry import ModelRegistry, write_registry
 from shared.models.tiny import TINY_MODELS, make_tiny_models
 from shared.models.tiny_adapter import TinyAdapter, make_tiny_adapter
 from tests.brokers import RabbitServer, eventually, rabbit_targets
-from tests.e2e.meshes import LLAMA, Answer, ask_all, mesh_spec, producer_of, request
-from tests.e2e.test_kills import assert_consistent, kill
+from tests.e2e.meshes import (
+    LLAMA,
+    Answer,
+    ask_all,
+    assert_consistent,
+    kill,
+    mesh_spec,
+    producer_of,
+    request,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq, pytest.mark.vllm]
 
