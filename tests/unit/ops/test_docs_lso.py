@@ -8,7 +8,7 @@ from shared.contracts.control import LsoOutcome
 from shared.contracts.telemetry import Capability
 from solver.planning.lso.operations import Lso
 from tests.unit.ops.deployment import ROOT, verbs_below
-from tests.unit.ops.test_docs_tables import names, table
+from tests.unit.ops.doc_tables import names, table
 
 PAGE = ROOT / "ops/docs/lso.md"
 
@@ -19,14 +19,7 @@ def test_operations_are_listed():
     )
     kinds = list(dict.fromkeys(kind.kind for kind in here))
 
-    assert [row[0].strip("`") for row in table_of("what it does")] == kinds
-
-
-def table_of(second_column: str) -> list[list[str]]:
-    """The table whose first two columns are `operation` and *second_column*."""
-    _, body = PAGE.read_text().split(f"| operation | {second_column} |")
-    rows = body.split("\n\n")[0].splitlines()[2:]
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert [row[0].strip("`") for row in table(PAGE, "operation | what it does")] == kinds
 
 
 def test_settings_are_listed_with_their_defaults():
@@ -40,7 +33,7 @@ def test_outcomes_are_listed():
 
 
 def test_capabilities_exist():
-    listed = {row[1].strip("`") for row in table_of("capability")}
+    listed = {row[1].strip("`") for row in table(PAGE, "operation | capability")}
 
     assert listed <= {capability.value for capability in Capability}
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from pathlib import Path
 from typing import get_args
 
 import msgspec
@@ -28,6 +27,7 @@ from solver.prediction.calibration.coverage import CoverageOptions
 from solver.prediction.prefill.features import FEATURES
 from solver.routing.options import VARIANTS
 from tests.unit.ops.deployment import ROOT
+from tests.unit.ops.doc_tables import names, table
 
 SCHEDULING = ROOT / "ops/docs/scheduling.md"
 PLANNING = ROOT / "ops/docs/planning.md"
@@ -37,18 +37,6 @@ BENCH_TABLE = ROOT / "ops/docs/benches.md"
 STORE = ROOT / "ops/docs/store.md"
 SIMULATOR = ROOT / "ops/docs/simulate.md"
 SOURCES = ("solver", "shared", "services", "ops/sim", "ops/baselines", "ops/profiling")
-
-
-def table(document: Path, header: str) -> list[list[str]]:
-    """Cells by row of the only table whose first column has the heading *header*."""
-    _, body = document.read_text().split(f"| {header} |")
-    rows = body.split("\n\n")[0].splitlines()[2:]
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-
-
-def names(document: Path, header: str) -> list[str]:
-    """Names in backticks in the first column of the table that `table` returns."""
-    return [name for row in table(document, header) for name in re.findall(r"`([^`]+)`", row[0])]
 
 
 @pytest.mark.parametrize(

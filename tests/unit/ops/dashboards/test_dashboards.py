@@ -18,7 +18,7 @@ from tests.unit.ops.dashboards.expressions import (
 )
 from tests.unit.ops.dashboards.promql import names_in
 from tests.unit.ops.deployment import ROOT, compose, containers
-from tests.unit.ops.test_docs_tables import table
+from tests.unit.ops.doc_tables import table
 
 DASHBOARDS = ROOT / "ops" / "dashboards"
 FILES = sorted(FOLDER.glob("*.json"))

@@ -22,7 +22,7 @@ from tests.unit.ops.dashboards.expressions import (
 from tests.unit.ops.dashboards.promql import names_in
 from tests.unit.ops.dashboards.test_dashboards import FILES
 from tests.unit.ops.deployment import ROOT
-from tests.unit.ops.test_docs_tables import table
+from tests.unit.ops.doc_tables import table
 
 UNIT_TESTS = sorted((RULES / "tests").glob("*.yml"))
 PAGE = ROOT / "ops/docs/alerts.md"
