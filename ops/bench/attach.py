@@ -40,7 +40,7 @@ from ops.bench.engine_load import planned_load
 from ops.bench.progress import say
 from ops.bench.result import Result
 from ops.environment import broker_for
-from ops.sim.attached.asks import BATCH, INTERACTIVE, PRIORITIES
+from ops.sim.attached.fronts import BATCH, INTERACTIVE, PRIORITIES
 from ops.sim.attached.outcomes import Outcome
 from services.agent.backends.remote.server import Server
 from services.agent.backends.settings import RemoteSettings

@@ -13,7 +13,7 @@ from ops.bench.cores import EngineCores
 from ops.bench.engine_load import Planned, planned_load
 from ops.bench.progress import say
 from ops.bench.rate_search import RateSearch
-from ops.sim.attached.asks import BATCH, INTERACTIVE
+from ops.sim.attached.fronts import BATCH, INTERACTIVE
 from ops.sim.attached.outcomes import Outcome, is_missed
 from shared.contracts.base import Seconds
 from shared.contracts.qos import Slo

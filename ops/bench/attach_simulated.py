@@ -15,7 +15,7 @@ from ops.bench.attach_rounds import ORACLE, OURS, Round
 from ops.bench.engine_load import planned_load
 from ops.bench.rate_search import RateSearch
 from ops.bench.result import Result
-from ops.sim.attached.asks import INTERACTIVE
+from ops.sim.attached.fronts import INTERACTIVE
 from ops.sim.attached.outcomes import is_missed
 from ops.sim.attached.rounds import Arrival, MakeFront, Served, Setup, client, mesh, serve
 from shared.contracts.base import Seconds
@@ -82,7 +82,11 @@ def round_of(served: Served) -> Round:
 
 
 def _late(served: Served, class_name: str) -> list[bool]:
-    return [is_missed(ask.outcome, ask.slo) for ask in served.asks if ask.class_name == class_name]
+    return [
+        is_missed(each.outcome, each.slo)
+        for each in served.requests
+        if each.class_name == class_name
+    ]
 
 
 def _oracle(load: Sequence[Arrival]) -> Round:

@@ -7,7 +7,7 @@ from itertools import count
 
 import msgspec
 
-from ops.sim.attached.asks import Ask
+from ops.sim.attached.fronts import LoadRequest
 from ops.sim.attached.servers import MAX_RUNNING, Server, ServerRun
 from ops.sim.attached.timeline import Timeline
 from shared.contracts.base import InstanceId, ModelName, RequestId, RunId, Seconds, UnixTime
@@ -27,10 +27,15 @@ MODEL = ModelName("served")
 GROUPED_S: Seconds = 0.01
 """Time from a producer's publish to the notice at the instances."""
 GET_S: Seconds = 0.008
+"""Time of a pull."""
 SUBMIT_S: Seconds = 0.005
+"""Time from an instance to its server; with those above, 23 ms in an idle mesh of processes."""
 CONFIRM_S: Seconds = 0.003
+"""Time of a confirmed publish."""
 LOOK_S: Seconds = 0.1
-_PLAN_S: Seconds = 1.0
+"""Period of the engine's state."""
+PLAN_S: Seconds = 1.0
+"""Period of plans."""
 _KV_TOKENS = 1_000_000
 
 
@@ -54,8 +59,8 @@ class Mesh:
         self.queues: dict[str, deque[QueuedRequest]] = {relegated_name(MODEL): deque()}
         self.tag_numbers = count()
         self._layout = LaneLayout()
-        self._asks: dict[RequestId, Ask] = {}
-        self._seats: list[_Seat] = []
+        self._load: dict[RequestId, LoadRequest] = {}
+        self._instances: list[_AttachedInstance] = []
         for number, server in enumerate(servers):
             settings = InstanceSettings(
                 instance_id=InstanceId(f"attached-{number}"),
@@ -65,52 +70,52 @@ class Mesh:
                 capabilities=frozenset({Capability.RESUME}),
                 layout=self._layout,
             )
-            self._seats.append(_Seat(self, server, settings))
+            self._instances.append(_AttachedInstance(self, server, settings))
 
-    def send(self, ask: Ask) -> None:
+    def send(self, wanted: LoadRequest) -> None:
         """Group a request, and put it into its lane."""
-        self.timeline.after(GROUPED_S, partial(self._group, ask))
+        self.timeline.after(GROUPED_S, partial(self._group, wanted))
 
-    def ask_of(self, request_id: RequestId) -> Ask:
+    def load_request(self, request_id: RequestId) -> LoadRequest:
         """The request of the load with this id."""
-        return self._asks[request_id]
+        return self._load[request_id]
 
     def put(self, queue: str, request: QueuedRequest) -> None:
         """Put a request into a queue, and notify the instances."""
         self.queues.setdefault(queue, deque()).append(request)
-        for seat in self._seats:
-            seat.handle(ev.Noticed(queue=queue))
+        for instance in self._instances:
+            instance.handle(ev.Noticed(queue=queue))
 
-    def _group(self, ask: Ask) -> None:
+    def _group(self, wanted: LoadRequest) -> None:
         now = self.timeline.now
-        request_id = RequestId(f"r{len(self._asks)}")
-        self._asks[request_id] = ask
-        deadline_at = ask.slo.planning_deadline_at(ask.outcome.arrived_at)
+        request_id = RequestId(f"r{len(self._load)}")
+        self._load[request_id] = wanted
+        deadline_at = wanted.slo.planning_deadline_at(wanted.outcome.arrived_at)
         lane = lane_for(
             model=MODEL,
-            importance=ask.importance,
+            importance=wanted.importance,
             time_left_s=deadline_at - now,
-            work_tokens=ask.prompt_tokens + ask.output_tokens,
+            work_tokens=wanted.prompt_tokens + wanted.output_tokens,
             layout=self._layout,
         ).queue_name
         request = QueuedRequest(
             request_id=request_id,
             model=ModelRef(name=MODEL, base=MODEL),
-            prompt_tokens=ask.prompt_tokens,
-            sampling=Sampling(max_tokens=ask.output_tokens, ignore_eos=True),
-            expected_tokens=ask.output_tokens,
-            slo=ask.slo,
-            arrived_at=ask.outcome.arrived_at,
+            prompt_tokens=wanted.prompt_tokens,
+            sampling=Sampling(max_tokens=wanted.output_tokens, ignore_eos=True),
+            expected_tokens=wanted.output_tokens,
+            slo=wanted.slo,
+            arrived_at=wanted.outcome.arrived_at,
             grouped_at=now,
             tenant="t",
             lane=lane,
-            importance=ask.importance,
+            importance=wanted.importance,
             reply_to="replies",
         )
         self.put(lane, request)
 
 
-class _Seat:
+class _AttachedInstance:
     """One instance with its server."""
 
     def __init__(self, mesh: Mesh, server: Server, settings: InstanceSettings) -> None:
@@ -153,6 +158,8 @@ class _Seat:
             case do.WakeAt(at=at):
                 self._wake_at = at
                 self._timeline.at(at, partial(self._wake, at))
+            case _:  # logs, reports and what this mesh has no use for
+                pass
 
     def _view(self) -> ev.EngineView:
         residency = Residency.COLD if self._model is None else Residency.ACTIVE
@@ -179,7 +186,7 @@ class _Seat:
             work_queues=tuple(self._mesh.queues),
         )
         self.handle(ev.Planned(plan=plan))
-        self._timeline.after(_PLAN_S, self._plan)
+        self._timeline.after(PLAN_S, self._plan)
 
     def _look(self) -> None:
         lengths = {
@@ -205,35 +212,35 @@ class _Seat:
         self.handle(ev.Delivered(tag=tag, request=request))
 
     def _submit(self, command: do.Submit) -> None:
-        request, ask = command.request, self._mesh.ask_of(command.request.request_id)
-        before = ask.outcome.num_tokens
+        request, wanted = command.request, self._mesh.load_request(command.request.request_id)
+        before = wanted.outcome.num_tokens
         run = ServerRun(
             prompt_tokens=request.prompt_tokens + before,
-            output_tokens=ask.output_tokens - before,
+            output_tokens=wanted.output_tokens - before,
             priority=server_priority(command.slo, request.arrived_at),
-            on_token=partial(self._on_token, command.run_id, ask, before),
+            on_token=partial(self._on_token, command.run_id, wanted, before),
         )
         self._runs[command.run_id] = run
         self._timeline.after(SUBMIT_S, partial(self._server.submit, run))
 
-    def _on_token(self, run_id: RunId, ask: Ask, before: int, num_tokens: int) -> None:
+    def _on_token(self, run_id: RunId, wanted: LoadRequest, before: int, num_tokens: int) -> None:
         if run_id not in self._runs:
             return
-        ask.on_token(before + num_tokens, self._timeline.now)
+        wanted.on_token(before + num_tokens, self._timeline.now)
         if num_tokens == 1:
             self.handle(ev.Begun(run_id=run_id))
         if self._runs[run_id].is_over:
-            self._end(run_id, ev.RunEnd.FINISHED, ask)
+            self._end(run_id, ev.RunEnd.FINISHED, wanted)
 
-    def _end(self, run_id: RunId, how: ev.RunEnd, ask: Ask) -> None:
+    def _end(self, run_id: RunId, how: ev.RunEnd, wanted: LoadRequest) -> None:
         if self._runs.pop(run_id, None) is None:
             return
         self.handle(
             ev.Ended(
                 run_id=run_id,
                 how=how,
-                num_tokens=ask.outcome.num_tokens,
-                first_token_at=ask.outcome.first_token_at,
+                num_tokens=wanted.outcome.num_tokens,
+                first_token_at=wanted.outcome.first_token_at,
             )
         )
 
@@ -242,16 +249,16 @@ class _Seat:
         if run is None or held is None:
             return
         self._server.abort(run)
-        ask = self._mesh.ask_of(held.request_id)
-        self._timeline.after(SUBMIT_S, partial(self._end, run_id, ev.RunEnd.ABORTED, ask))
+        wanted = self._mesh.load_request(held.request_id)
+        self._timeline.after(SUBMIT_S, partial(self._end, run_id, ev.RunEnd.ABORTED, wanted))
 
     def _departed(self, command: do.Depart) -> None:
         for each in command.publications:
             if isinstance(each, do.Requeueing):
-                ask = self._mesh.ask_of(command.request.request_id)
+                wanted = self._mesh.load_request(command.request.request_id)
                 progress = Progress(
-                    token_ids=(0,) * ask.outcome.num_tokens,
-                    first_token_at=ask.outcome.first_token_at,
+                    token_ids=(0,) * wanted.outcome.num_tokens,
+                    first_token_at=wanted.outcome.first_token_at,
                 )
                 self._mesh.put(
                     each.queue,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ops.sim.attached.asks import BATCH, INTERACTIVE, Ask, ClientChoice, Front
+from ops.sim.attached.fronts import BATCH, INTERACTIVE, ClientSideBalancer, Front, LoadRequest
 from ops.sim.attached.mesh import Mesh
 from ops.sim.attached.outcomes import Outcome
 from ops.sim.attached.servers import Device, Server
@@ -46,7 +46,7 @@ class Setup:
 class Served:
     """What a front has done with a load."""
 
-    asks: Sequence[Ask]
+    requests: Sequence[LoadRequest]
     batch_tokens: int
     busy_s: Seconds
     """Time during which the device computed."""
@@ -57,7 +57,7 @@ MakeFront = Callable[[Timeline, Sequence[Server]], Front]
 
 def client(*, least_loaded: bool, has_priorities: bool) -> MakeFront:
     """A client that chooses the server."""
-    return lambda timeline, servers: ClientChoice(
+    return lambda timeline, servers: ClientSideBalancer(
         timeline=timeline,
         servers=servers,
         least_loaded=least_loaded,
@@ -78,11 +78,11 @@ def serve(
     device = Device(timeline)
     servers = [Server(timeline, device, setup.latency) for _ in range(setup.num_servers)]
     front = make_front(timeline, servers)
-    asks: list[Ask] = []
-    batch: list[Ask] = []
+    requests: list[LoadRequest] = []
+    batch: list[LoadRequest] = []
 
     def send_batch() -> None:
-        ask = Ask(
+        request = LoadRequest(
             class_name=BATCH,
             prompt_tokens=setup.batch_prompt,
             output_tokens=setup.batch_tokens,
@@ -91,11 +91,11 @@ def serve(
             outcome=Outcome(timeline.now),
             ended=send_batch,
         )
-        batch.append(ask)
-        front.send(ask)
+        batch.append(request)
+        front.send(request)
 
     def send(arrival: Arrival) -> None:
-        ask = Ask(
+        request = LoadRequest(
             class_name=arrival.class_name,
             prompt_tokens=arrival.prompt_tokens,
             output_tokens=arrival.output_tokens,
@@ -103,11 +103,11 @@ def serve(
             importance=Importance.HIGH if arrival.class_name == INTERACTIVE else Importance.LOW,
             outcome=Outcome(timeline.now),
         )
-        asks.append(ask)
-        front.send(ask)
+        requests.append(request)
+        front.send(request)
 
     def num_tokens() -> int:
-        return sum(ask.outcome.num_tokens for ask in batch)
+        return sum(request.outcome.num_tokens for request in batch)
 
     for _ in range(setup.num_batch):
         timeline.after(0.0, send_batch)
@@ -118,4 +118,4 @@ def serve(
     timeline.run(_WARM_UP_S + duration_s)
     num_batch_tokens, busy_s = num_tokens() - num_before, device.busy_s - busy_before_s
     timeline.run(timeline.now + setup.patience_s)
-    return Served(asks, num_batch_tokens, busy_s)
+    return Served(requests, num_batch_tokens, busy_s)

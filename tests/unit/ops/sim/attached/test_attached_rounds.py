@@ -13,7 +13,7 @@ from ops.bench.attach_simulated import (
     arrivals,
     round_of,
 )
-from ops.sim.attached.asks import INTERACTIVE
+from ops.sim.attached.fronts import INTERACTIVE
 from ops.sim.attached.rounds import Arrival, serve
 
 RATE_RPS = 4.3
@@ -39,7 +39,7 @@ def test_mesh_misses_fewer_targets_than_the_least_loaded_server_with_nearly_its_
 def test_equal_loads_have_equal_outcomes(name: str) -> None:
     load = arrivals(0, RATE_RPS)[:20]
     first, second = (serve(FRONTS[name], load, 5.0, SETUP) for _ in range(2))
-    assert [ask.outcome for ask in first.asks] == [ask.outcome for ask in second.asks]
+    assert [each.outcome for each in first.requests] == [each.outcome for each in second.requests]
     assert first.batch_tokens == second.batch_tokens
 
 
@@ -47,4 +47,4 @@ def test_equal_loads_have_equal_outcomes(name: str) -> None:
 def test_every_request_is_answered_once_the_load_is_over(name: str) -> None:
     load = [Arrival(0.1 * number, INTERACTIVE, 50 * number + 1, 5) for number in range(30)]
     served = serve(FRONTS[name], load, 40.0, SETUP)
-    assert [ask.outcome.num_tokens for ask in served.asks] == [5] * 30
+    assert [each.outcome.num_tokens for each in served.requests] == [5] * 30

@@ -1,4 +1,4 @@
-"""One request of a load, and the ways in which it reaches a server."""
+"""The requests of a load, and clients that choose the server for each of them."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ PRIORITIES = {INTERACTIVE: 0, "Q2": 1, BATCH: 2}
 
 
 @dataclass(slots=True, kw_only=True)
-class Ask:
+class LoadRequest:
     """A request of a load."""
 
     class_name: str
@@ -43,13 +43,13 @@ class Ask:
 class Front(Protocol):
     """One way to the servers."""
 
-    def send(self, ask: Ask) -> None:
+    def send(self, request: LoadRequest) -> None:
         """Begin a request."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
-class ClientChoice:
+class ClientSideBalancer:
     """
     A client that chooses a server for each request itself.
 
@@ -63,17 +63,17 @@ class ClientChoice:
     least_loaded: bool
     has_priorities: bool
     _turns: "itertools.count[int]" = field(default_factory=itertools.count)
-    _open: dict[int, list[Ask]] = field(default_factory=dict)
+    _open: dict[int, list[LoadRequest]] = field(default_factory=dict)
 
-    def send(self, ask: Ask) -> None:
+    def send(self, request: LoadRequest) -> None:
         number = self._chosen()
-        self._open.setdefault(number, []).append(ask)
+        self._open.setdefault(number, []).append(request)
         self.servers[number].submit(
             ServerRun(
-                prompt_tokens=ask.prompt_tokens,
-                output_tokens=ask.output_tokens,
-                priority=PRIORITIES[ask.class_name] if self.has_priorities else 0,
-                on_token=lambda number: ask.on_token(number, self.timeline.now),
+                prompt_tokens=request.prompt_tokens,
+                output_tokens=request.output_tokens,
+                priority=PRIORITIES[request.class_name] if self.has_priorities else 0,
+                on_token=lambda number: request.on_token(number, self.timeline.now),
             )
         )
 
@@ -82,6 +82,6 @@ class ClientChoice:
         numbers = [(turn + each) % num_servers for each in range(num_servers)]
         if not self.least_loaded:
             return numbers[0]
-        for number, asks in self._open.items():
-            self._open[number] = [ask for ask in asks if not ask.outcome.finished]
+        for number, requests in self._open.items():
+            self._open[number] = [request for request in requests if not request.outcome.finished]
         return min(numbers, key=lambda number: len(self._open.get(number, ())))
