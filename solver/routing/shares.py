@@ -45,6 +45,8 @@ class TenantShares:
         if entry is None:
             return
         tenant, tokens, weighted = entry
+        if tenant not in self._outstanding:
+            return  # it has no tokens, and is the tenant's last request
         self._total -= tokens
         self._total_weighted -= weighted
         self._weighted[tenant] -= weighted

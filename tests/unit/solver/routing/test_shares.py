@@ -69,3 +69,12 @@ def test_a_share_recovers_as_work_ends():
     assert counted.above_share(A, 10)
     counted.finish("a")
     assert not counted.above_share(A, 10)
+
+
+def test_request_without_tokens_may_end_after_the_other_requests_of_its_tenant() -> None:
+    shares = TenantShares(max_share=0.5, free_tokens=0)
+    shares.admit("r1", TenantId("a"), 10)
+    shares.admit("empty", TenantId("a"), 0)
+    shares.finish("r1")
+    shares.finish("empty")
+    assert (shares.total, shares.outstanding(TenantId("a"))) == (0, 0)
