@@ -10,7 +10,15 @@ import msgspec
 from ops.sim.attached.fronts import LoadRequest
 from ops.sim.attached.servers import MAX_RUNNING, Server, ServerRun
 from ops.sim.attached.timeline import Timeline
-from shared.contracts.base import InstanceId, ModelName, RequestId, RunId, Seconds, UnixTime
+from shared.contracts.base import (
+    InstanceId,
+    ModelName,
+    RequestId,
+    RunId,
+    Seconds,
+    TenantId,
+    UnixTime,
+)
 from shared.contracts.estimates import LatencyCoefficients, Profile
 from shared.contracts.lanes import LaneLayout, relegated_name
 from shared.contracts.plans import LaneQuota, PlanPublished, Segment, VirtualQueue
@@ -107,7 +115,7 @@ class Mesh:
             slo=wanted.slo,
             arrived_at=wanted.outcome.arrived_at,
             grouped_at=now,
-            tenant="t",
+            tenant=TenantId("t"),
             lane=lane,
             importance=wanted.importance,
             reply_to="replies",
