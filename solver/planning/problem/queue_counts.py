@@ -154,9 +154,9 @@ class QueueCounts:
             self._sources[source] = known
             for queue in totals:
                 self._doubt(queue)
-        known.at = now
         for queue, total in totals.items():
             self._change(known, queue, total, now)
+        known.at = now
         self._settle(now)
 
     def put(self, source: str, queue: str, total: int, now: UnixTime) -> None:
@@ -253,12 +253,18 @@ class QueueCounts:
                 queue.audited, queue.doubt_s = True, FIRST_RECOUNT_S
                 queue.expect(count - expected, now)
                 audit.before[name] = (count, moved)
-            audit.counted[name] = count
+            if name not in self.due:  # else its number came in doubt after the begin of the audit
+                audit.counted[name] = count
         self._settle(now)
 
     def _doubt(self, name: str) -> None:
-        """Make a queue due, and if it is known, count it again until an audit is exact."""
+        """
+        Make a queue due, and if it is known, count it again until an audit is exact. Audits from
+        before do not correct it.
+        """
         self.due.add(name)
+        for audit in self._audits:
+            audit.counted.pop(name, None)
         if (queue := self._queues.get(name)) is not None:
             queue.doubt_s = FIRST_RECOUNT_S
 
@@ -274,6 +280,9 @@ class QueueCounts:
             known.unserved_since = now
         known.moved += put + pulled
         known.changed_at = now
+        if source.at <= now - SILENT_S:
+            # Audits have not waited for this source, so their counts may include its operations.
+            self._doubt(queue)
 
     def _settle(self, now: UnixTime) -> None:
         """Finish the audits for which every active source has sent a report after the counts."""

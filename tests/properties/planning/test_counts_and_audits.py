@@ -6,7 +6,7 @@ from enum import Enum
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solver.planning.problem.queue_counts import SETTLE_S, Audit, QueueCounts, QueueTotal
+from solver.planning.problem.queue_counts import SETTLE_S, SILENT_S, Audit, QueueCounts, QueueTotal
 
 LANE = "lane"
 SOURCES = ("grouper", "agent one", "agent two")
@@ -131,6 +131,33 @@ def test_counts_are_right_soon_after_traffic_that_began_before_the_first_reports
     world.take(Step.TAKE_IN, "")
     world.wait(10)
     assert world.waiting == world.ready
+
+
+def test_operations_of_a_source_that_was_silent_during_an_audit_are_counted_once():
+    world = World(known=("agent one",))
+    world.now += SILENT_S
+    world.take(Step.PUT, "agent one")
+    world.report("grouper")
+    world.take(Step.COUNT, "")
+    world.take(Step.TAKE_IN, "")
+    world.now += 2 * SETTLE_S
+    world.report("grouper")  # ends the audit without the silent source
+    world.report("agent one")
+    assert LANE in world.counts.due
+    world.wait(10)
+    assert world.waiting == world.ready == 1
+
+
+def test_audit_from_before_a_doubt_does_not_end_it():
+    world = World(known=())
+    world.take(Step.COUNT, "")
+    world.take(Step.TAKE_IN, "")
+    world.take(Step.PUT, "grouper")
+    world.now += 2 * SETTLE_S
+    world.report("grouper")  # settles the audit, and is the first report of the source
+    world.take(Step.PUT, "grouper")
+    world.wait(10)
+    assert world.waiting == world.ready == 2
 
 
 @given(steps)
