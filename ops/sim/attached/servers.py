@@ -96,7 +96,7 @@ class Server:
     timeline: Timeline
     device: Device
     latency: LatencyCoefficients
-    running: list[ServerRun] = field(default_factory=list)
+    _running: list[ServerRun] = field(default_factory=list)
     _waiting: list[tuple[int, int, ServerRun]] = field(default_factory=list)
     _numbers: "count[int]" = field(default_factory=count)
     _is_computing: bool = False
@@ -124,7 +124,7 @@ class Server:
 
     def _scheduled(self) -> list[tuple[ServerRun, int]]:
         """Requests of the next iteration, and how many of their tokens it computes."""
-        self.running = [run for run in self.running if not run.is_over]
+        self._running = [run for run in self._running if not run.is_over]
         parts: list[tuple[ServerRun, int]] = []
         left = MAX_BATCHED_TOKENS
 
@@ -134,13 +134,13 @@ class Server:
             parts.append((run, num_tokens))
             left -= num_tokens
 
-        for run in self.running:
+        for run in self._running:
             if left:
                 add(run)
-        while self._waiting and left and len(self.running) < MAX_RUNNING:
+        while self._waiting and left and len(self._running) < MAX_RUNNING:
             _, _, run = heapq.heappop(self._waiting)
             if not run.is_aborted:
-                self.running.append(run)
+                self._running.append(run)
                 add(run)
         return parts
 
