@@ -43,7 +43,7 @@ async def show_plan(*, settings: Annotated[Settings, LOADED], json: AsJson = Fal
 def _table(plan: PlanPublished) -> str:
     lines = [f"{plan.queue.instance_id}  epoch {plan.epoch}  by {plan.leader_id}  {plan.policy}"]
     for position, segment in enumerate(plan.queue.segments, start=1):
-        lines.append(f"  {position}. {segment.model}  best effort {segment.best_effort_share:.0%}")
+        lines.append(f"  {position}. {segment.model}")
         lines += [f"       {quota.lane}  x{quota.quota}" for quota in segment.lanes]
     return "\n".join(lines if len(lines) > 1 else [*lines, "  nothing waits"])
 

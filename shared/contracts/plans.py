@@ -13,8 +13,6 @@ class LaneQuota(Value, frozen=True, kw_only=True, omit_defaults=True):
     lane: str
     quota: int
     """Number of requests that this instance should take from the lane; valid for a few seconds."""
-    token_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Share of the segment's token throughput for this lane."""
 
 
 class Segment(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -22,8 +20,6 @@ class Segment(Value, frozen=True, kw_only=True, omit_defaults=True):
 
     model: ModelName
     lanes: tuple[LaneQuota, ...] = ()
-    best_effort_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Share of running slots that best-effort work gets even while other requests wait."""
 
 
 class VirtualQueue(Value, frozen=True, kw_only=True, omit_defaults=True):

@@ -21,8 +21,6 @@ from solver.planning.problem.problem import (
     RunningPlan,
 )
 
-BEST_EFFORT_SHARE = 0.25
-"""`Segment.best_effort_share` of a published segment with best-effort work."""
 DEFAULT_RATE_ERROR = 0.1
 """Relative standard deviation of a throughput whose error was not measured."""
 _DEFAULT = Objective()
@@ -238,22 +236,11 @@ def _running_plan(snapshot: ClusterSnapshot) -> RunningPlan:
 
 def _segment(model: ModelName, groups: Sequence[RequestGroup]) -> Segment:
     quotas: dict[str, int] = {}
-    tokens: dict[str, float] = {}
     for group in groups:
         lane = group.group_id.lane
-        per_request = group.prompt_tokens.mean + group.output_tokens.mean
         quotas[lane] = quotas.get(lane, 0) + group.num_requests
-        tokens[lane] = tokens.get(lane, 0.0) + group.num_requests * per_request
-    total = max(1.0, sum(tokens.values()))
-    best_effort = any(math.isinf(group.oldest_deadline_at) for group in groups)
-    return Segment(
-        model=model,
-        lanes=tuple(
-            LaneQuota(lane=lane, quota=quota, token_share=min(1.0, tokens[lane] / total))
-            for lane, quota in quotas.items()
-        ),
-        best_effort_share=BEST_EFFORT_SHARE if best_effort else 0.0,
-    )
+    lanes = tuple(LaneQuota(lane=lane, quota=quota) for lane, quota in quotas.items())
+    return Segment(model=model, lanes=lanes)
 
 
 def _spreads(groups: Sequence[RequestGroup]) -> Floats:

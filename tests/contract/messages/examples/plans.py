@@ -26,11 +26,7 @@ EXAMPLES: tuple[Message, ...] = (
         queue=VirtualQueue(
             instance_id="i1",
             segments=(
-                Segment(
-                    model="tiny",
-                    lanes=(LaneQuota(lane=LANE, quota=16, token_share=0.75),),
-                    best_effort_share=0.1,
-                ),
+                Segment(model="tiny", lanes=(LaneQuota(lane=LANE, quota=16),)),
             ),
         ),
         policy="qlm",

@@ -12,7 +12,6 @@ from shared.contracts.qos import Importance
 from solver.planning.problem.grouping import Spread
 from solver.planning.problem.problem import NONE, PlanningProblem, QueueOrder
 from solver.planning.problem.snapshot import (
-    BEST_EFFORT_SHARE,
     ClusterSnapshot,
     InstanceView,
     ServiceRates,
@@ -153,16 +152,8 @@ class TestVirtualQueues:
 
         assert [segment.model for segment in first.segments] == [A, B, A]
         (quota,) = first.segments[0].lanes
-        assert (quota.lane, quota.quota, quota.token_share) == (a_group(A).key.queue_name, 20, 1.0)
+        assert (quota.lane, quota.quota) == (a_group(A).key.queue_name, 20)
         assert (second.instance_id, second.segments) == (SLOW, ())
-
-    def test_best_effort_groups_keep_a_share(self, snapshot: ClusterSnapshot):
-        endless = a_group(A, number=1, oldest_deadline_at=math.inf, youngest_deadline_at=math.inf)
-        order = QueueOrder(groups=np.array([0, 1], np.int32), starts=np.array([0, 1, 2], np.int32))
-        queues = virtual_queues(replace(snapshot, groups=(a_group(A), endless)), order)
-
-        shares = [queue.segments[0].best_effort_share for queue in queues]
-        assert shares == [0.0, BEST_EFFORT_SHARE]
 
 
 def replace_importance(key: LaneKey, importance: Importance) -> LaneKey:
