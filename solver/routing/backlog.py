@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -29,13 +30,12 @@ _ROUNDING_S = 1e-9
 """Rounding error of a difference of two totals, which are sums of many times."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Outstanding:
     """A request that was assigned to an instance and has no first token yet."""
 
     instance_id: InstanceId
     mean_s: Seconds
-    dispatched_at: UnixTime | None = None
 
 
 @dataclass(slots=True)
@@ -46,6 +46,8 @@ class _Instance:
     others: WorkTotals = field(default_factory=WorkTotals)
     pace: ServicePace = field(default_factory=ServicePace)
     load: InstanceLoad = field(default_factory=InstanceLoad)
+    dispatched: dict[RequestId, UnixTime] = field(default_factory=dict)
+    """When each outstanding request was sent to the instance, in this order."""
 
     @property
     def num_outstanding(self) -> int:
@@ -125,10 +127,12 @@ class Backlog:
     def dispatch(self, request_id: RequestId, now: UnixTime) -> None:
         """Record that the request was sent to its instance; unknown requests are ignored."""
         request = self._outstanding.get(request_id)
-        if request is None or request.dispatched_at is not None:
+        if request is None:
             return
-        request.dispatched_at = now
         instance = self._instances[request.instance_id]
+        if request_id in instance.dispatched:
+            return
+        instance.dispatched[request_id] = now
         dispatched_s = instance.own.dispatched_s + request.mean_s
         instance.own = replace(
             instance.own, version=self._next_version(), dispatched_s=dispatched_s
@@ -160,7 +164,7 @@ class Backlog:
             return
         instance.load = load
         lost_after_s = OVERDUE_S if load.prefill_backlog_tokens else LOST_AFTER_S
-        self._forget_lost(instance_id, before=load.at - lost_after_s, now=now)
+        self._forget_lost(instance, before=load.at - lost_after_s, now=now)
         instance.pace.correct(instance.in_engine_s, load.prefill_backlog_tokens, now)
 
     def adopt(self, state: SoftState, now: UnixTime) -> None:
@@ -268,11 +272,10 @@ class Backlog:
             }
         )
 
-    def _forget_lost(self, instance_id: InstanceId, *, before: UnixTime, now: UnixTime) -> None:
-        for request_id, request in list(self._outstanding.items()):
-            at = request.dispatched_at
-            if request.instance_id == instance_id and at is not None and at < before:
-                self.give_up(request_id, now)
+    def _forget_lost(self, instance: _Instance, *, before: UnixTime, now: UnixTime) -> None:
+        oldest = takewhile(lambda item: item[1] < before, instance.dispatched.items())
+        for request_id, _ in list(oldest):
+            self.give_up(request_id, now)
 
     def _end(self, request_id: RequestId, now: UnixTime) -> _Outstanding | None:
         """Remove and return the outstanding request; None if it is unknown."""
@@ -280,6 +283,7 @@ class Backlog:
         request = self._outstanding.pop(request_id, None)
         if request is not None:
             instance = self._instances[request.instance_id]
+            del instance.dispatched[request_id]
             own = instance.own
             instance.own = replace(
                 own,
