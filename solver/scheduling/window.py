@@ -13,6 +13,8 @@ from solver.scheduling.keys import PriorityKey, edf_key
 
 GROWTH = 0.25
 """Least expected rest of an answer, as a share of the tokens that it has so far."""
+_SLACK = 64
+"""Number of stale keys that a heap may hold before it is rebuilt."""
 _NO_KEYS: Mapping[Importance, PriorityKey] = MappingProxyType({})
 
 
@@ -52,17 +54,21 @@ class Window:
     def add(self, request: QueuedRequest, rank: Rank) -> None:
         """Add a request, whose id must not be in the window."""
         key = edf_key(request, rank, aging_bound_s=self._aging_bound_s)
-        heapq.heappush(self._heaps[rank, request.importance], key)
+        heap = self._heaps[rank, request.importance]
+        heapq.heappush(heap, key)
         self._requests[request.request_id] = request
         self._keys[request.request_id] = key
         self._ranks[request.request_id] = rank
         self._counts[rank] += 1
         self.tokens += tokens_needed(request)
+        if len(heap) > 2 * len(self._requests) + _SLACK:
+            heap[:] = [each for each in heap if self._is_current(each)]
+            heapq.heapify(heap)
 
     def remove(self, request_id: RequestId) -> QueuedRequest | None:
         """
-        Remove and return a request; its heap entry is dropped later, when the entry reaches the
-        top.
+        Remove and return a request; its key stays in the heap until it reaches the top or the heap
+        is rebuilt.
         """
         request = self._requests.pop(request_id, None)
         if request is not None:
@@ -142,10 +148,13 @@ class Window:
         return min(important, unimportant._replace(deadline_at=due_at))
 
     def _first(self, heap: list[PriorityKey]) -> PriorityKey | None:
-        # Identity, not equality: a request that left and came back has a new entry.
-        while heap and self._keys.get(heap[0].request_id) is not heap[0]:
+        while heap and not self._is_current(heap[0]):
             heapq.heappop(heap)
         return heap[0] if heap else None
+
+    def _is_current(self, key: PriorityKey) -> bool:
+        # Identity, not equality: a request that left and came back has a new key.
+        return self._keys.get(key.request_id) is key
 
 
 def _chosen(heads: Iterable[PriorityKey | None], now: UnixTime) -> PriorityKey | None:

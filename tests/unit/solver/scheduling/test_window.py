@@ -126,6 +126,17 @@ def test_aged_best_effort_goes_before_reachable_work_with_a_later_deadline():
     assert drained(window) == ["soon", "dump", "late"]
 
 
+def test_heap_does_not_grow_with_requests_that_have_left():
+    window = filled([a_request("first", slo=CHAT)])
+    for number in range(2000):
+        other = a_request(f"r{number}", slo=BATCH)
+        window.add(other, Rank.REGULAR)
+        take(window, other)
+
+    assert sum(map(len, window._heaps.values())) < 200
+    assert drained(window) == ["first"]
+
+
 def test_best_effort_that_has_not_aged_does_not_overtake():
     best_effort = a_request("dump", slo=BEST_EFFORT, arrived_at=NOW - BOUND_S + 1)
     assert drained(filled([best_effort, a_request("chat", slo=Slo(ttlt_s=500))])) == [
