@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from shared.contracts.base import UnixTime
+from solver.scheduling.engine.best_effort import freed_tokens
 from solver.scheduling.engine.decision import RunningView
 from solver.scheduling.engine.entry import Entry, Rank
 from solver.scheduling.engine.pace import EnginePace
@@ -65,5 +66,5 @@ def memory_victims(
         if needed_tokens <= 0:
             break
         victims.append((entry, run))
-        needed_tokens -= run.num_computed_tokens
+        needed_tokens -= freed_tokens(entry, run)
     return victims if needed_tokens <= 0 else []

@@ -267,9 +267,7 @@ class Selection:
         if not victims:
             least = max(entry.rank, Rank.REGULAR)
             candidates = [(item[3], item[4]) for item in running if item[3].rank > least]
-            # A victim also frees what was reserved for the rest of its prompt.
-            needed = missing - sum(victim.prefill_tokens for victim, _ in candidates)
-            victims = memory_victims(candidates, max(1, needed))
+            victims = memory_victims(candidates, max(1, missing))
         if not victims:
             return False
         self._preempt(victims, running)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 
 from shared.contracts.base import Seconds, UnixTime
 from shared.contracts.qos import Importance
-from solver.scheduling.engine.eager_relegation import LoadLevel
 from solver.scheduling.engine.entry import Entry, Rank
+from solver.scheduling.engine.load_level import LoadLevel
 from solver.scheduling.engine.options import SchedulingOptions
 from solver.scheduling.engine.priority import KEYS, remaining_work_tokens
 
@@ -156,14 +156,14 @@ class WaitingWork:
         return None
 
     def aged(self, now: UnixTime) -> Entry | None:
-        """The first relegated or best-effort request that is older than the aging bound."""
-        for heap in (self._relegated, self._best_effort):
-            item = heap.peek(self.level)
-            if item is not None:
-                entry = item[1]
-                if entry.view.arrived_at + self._options.aging_bound_s <= now:
-                    return entry
-        return None
+        """
+        The first relegated or best-effort request that is older than the aging bound, of two the
+        one that arrived first.
+        """
+        heads = (heap.peek(self.level) for heap in (self._relegated, self._best_effort))
+        aged_at = now - self._options.aging_bound_s
+        aged = [head[1] for head in heads if head is not None and _arrival(head[1]) <= aged_at]
+        return min(aged, key=_arrival, default=None)
 
     def relegate(self, entry: Entry) -> None:
         """Relegate a waiting request that will miss its deadline."""

@@ -51,34 +51,34 @@ def test_a_late_or_relegated_prefill_may_pause() -> None:
     assert rests(entry_of(1, rank=Rank.RELEGATED), 87.1)
 
 
+def held(
+    place: int, *, computed: int, remaining: int = 0, rank: Rank = Rank.RELEGATED
+) -> tuple[Entry, Prefill]:
+    """A running prefill with *computed* tokens in KV and *remaining* tokens of its prompt."""
+    entry = entry_of(place, rank=rank)
+    entry.prefill_tokens = remaining
+    return entry, Prefill(request_id=RequestId(str(place)), num_computed_tokens=computed)
+
+
 def test_only_the_needed_memory_is_given_up_the_least_valuable_first() -> None:
-    held = [
-        (
-            entry_of(1, rank=Rank.RELEGATED),
-            Prefill(request_id=RequestId("1"), num_computed_tokens=9),
-        ),
-        (
-            entry_of(2, rank=Rank.RELEGATED),
-            Prefill(request_id=RequestId("2"), num_computed_tokens=5),
-        ),
-        (
-            entry_of(3, rank=Rank.BEST_EFFORT),
-            Prefill(request_id=RequestId("3"), num_computed_tokens=1),
-        ),
+    prefills = [
+        held(1, computed=9),
+        held(2, computed=5),
+        held(3, computed=1, rank=Rank.BEST_EFFORT),
     ]
 
-    assert [entry.place for entry, _ in memory_victims(held, 8)] == [3, 1]
+    assert [entry.place for entry, _ in memory_victims(prefills, 8)] == [3, 1]
 
 
 def test_memory_is_not_given_up_without_effect() -> None:
-    held = [
-        (
-            entry_of(1, rank=Rank.RELEGATED),
-            Prefill(request_id=RequestId("1"), num_computed_tokens=9),
-        )
-    ]
+    assert memory_victims([held(1, computed=9)], 10) == []
 
-    assert memory_victims(held, 10) == []
+
+def test_victim_also_frees_what_was_reserved_for_the_rest_of_its_prompt() -> None:
+    prefills = [held(1, computed=6, remaining=4), held(2, computed=5, remaining=100)]
+
+    assert [entry.place for entry, _ in memory_victims(prefills, 10)] == [1]
+    assert [entry.place for entry, _ in memory_victims(prefills, 11)] == [1, 2]
 
 
 @given(

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from shared.contracts.base import RequestId
 from shared.contracts.qos import Importance, Slo
 from solver.scheduling.engine.decision import RequestView
@@ -19,10 +21,11 @@ def entry_of(
     prompt: int = 100,
     ttlt_s: float | None = 600,
     importance: Importance = Importance.HIGH,
+    arrived_at: float = 0.0,
 ) -> Entry:
     view = RequestView(
         request_id=RequestId(name),
-        arrived_at=0.0,
+        arrived_at=arrived_at,
         prompt_tokens=prompt,
         max_tokens=1,
         slo=Slo(ttlt_s=ttlt_s),
@@ -121,6 +124,19 @@ def test_old_relegated_work_is_found() -> None:
 
     assert waiting.aged(DEFAULT.aging_bound_s - 1) is None
     assert waiting.aged(DEFAULT.aging_bound_s) is late
+
+
+@pytest.mark.parametrize("older", ["relegated", "dump"])
+def test_oldest_of_relegated_and_best_effort_work_is_found(older: str) -> None:
+    waiting = WaitingWork(DEFAULT)
+    late = entry_of("relegated", 1, arrived_at=float(older != "relegated"))
+    waiting.push(late)
+    waiting.relegate(late)
+    waiting.push(entry_of("dump", 2, ttlt_s=None, arrived_at=float(older != "dump")))
+
+    found = waiting.aged(DEFAULT.aging_bound_s + 2)
+    assert found is not None
+    assert found.view.request_id == older
 
 
 def test_many_moves_neither_lose_nor_duplicate_requests() -> None:
