@@ -173,7 +173,7 @@ class Following:
     ordered: ModelName | None = None
     """Model that an operator ordered; it stays active until a later plan arrives."""
     lost: ModelName | None = None
-    """Model of a dead engine that could not be activated again."""
+    """Model of a dead engine that could not be activated again; None once a model is active."""
     applied: tuple[Segment, ...] = ()
     """Virtual queue that was last applied to the instance."""
     swapping: int = 0
@@ -318,6 +318,8 @@ class InstanceState:
     def serve(self, model: ModelName | None) -> None:
         """Set the active model; requests are predicted with its profile from now on."""
         self.model = model
+        if model is not None:
+            self.following.lost = None
         self.predict()
 
     def predict(self) -> None:

@@ -78,6 +78,20 @@ def test_an_instance_without_its_model_follows_plans():
     assert driver.status.model == OTHER
 
 
+def test_a_lost_model_does_not_return_once_another_model_was_active():
+    driver = Driver()
+    driver.failing[do.Load] = ["no such weights"]
+    driver.die()
+    driver.plan(OTHER)
+    driver.wait(1.0)
+    assert driver.status.model == OTHER
+    driver.give(ev.Removed(model=OTHER))
+    driver.wait(GRACE_S + 1.0)
+
+    assert released(driver) == [OTHER]
+    assert driver.status.model is None
+
+
 def test_the_release_of_another_model_keeps_the_model_that_an_operator_ordered():
     """The released model is the one that a restarted engine could not activate again."""
     planned = ModelName("planned")
