@@ -120,25 +120,6 @@ class Continuation:
             self._items[event["output_index"]] = event["item"]
 
 
-def remaining_events(sent: Sequence[Event], other: Iterable[Event]) -> list[dict[str, Any]]:
-    """
-    The events that continue *sent* to the end of the answer.
-
-    Args:
-        sent: The events that were sent: `response.created`, and any number of those that follow.
-        other: All events of another stream of the same answer.
-
-    Returns:
-        The events still to be sent; their sequence numbers follow those of *sent*.
-
-    Raises:
-        StreamDivergedError: *other* contradicts *sent*.
-    """
-    continuation = Continuation(sent)
-    found = (continuation.next(event) for event in other)
-    return [event for event in found if event is not None]
-
-
 def events_of(response: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The events of a *response* that a server answers as a whole."""
     begun = {**response, "status": "in_progress", "output": [], "usage": None}

@@ -7,12 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solver.storage.remaining_events import (
-    Continuation,
-    StreamDivergedError,
-    events_of,
-    remaining_events,
-)
+from solver.storage.remaining_events import Continuation, StreamDivergedError, events_of
 from solver.storage.response_events import folded
 from tests.renderings.responses import Event, Rendering, function_call, message, reasoning, text_of
 
@@ -64,6 +59,13 @@ def ids_of_items(events: list[Event]) -> dict[int, set[str]]:
             item_id = event.get("item_id") or event["item"]["id"]
             found.setdefault(event["output_index"], set()).add(item_id)
     return found
+
+
+def remaining_events(sent: list[Event], other: list[Event]) -> list[Event]:
+    """The events that continue *sent* to the end of the answer, of another stream of it."""
+    continuation = Continuation(sent)
+    found = (continuation.next(event) for event in other)
+    return [event for event in found if event is not None]
 
 
 @given(items=ITEMS, first_cut=CUTS, second_cut=CUTS, data=st.data())
