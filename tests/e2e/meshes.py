@@ -30,6 +30,13 @@ QWEN = "tiny-qwen"
 SLOS = (Slo(ttft_s=5.0, tbt_s=1.0), Slo(ttlt_s=120.0), Slo())
 
 
+def num_stopped(mesh: ProcessMesh) -> int:
+    """Number of runs that ended because their clients left, by the logs of the agents."""
+    logs = [file.read_text() for file in mesh.spec.log_dir.glob("agent-*.log")]
+    lines = "\n".join(logs).splitlines()
+    return sum("run.stopped" in line or '"code":"cancelled"' in line for line in lines)
+
+
 def mesh_spec(
     broker: str,
     directory: Path,

@@ -23,7 +23,7 @@ from services.mesh.processes import ProcessMesh
 from shared.api.calls import MAX_GRAMMAR_BYTES, REFUSED_FIELDS
 from shared.models.tiny import TINY_MODELS, TINY_POOLING_MODELS, make_tiny_models
 from tests.brokers import RabbitServer, eventually, rabbit_targets
-from tests.e2e.meshes import LLAMA, QWEN, mesh_spec
+from tests.e2e.meshes import LLAMA, QWEN, mesh_spec, num_stopped
 from tests.stores import migrated_settings
 
 pytestmark = [
@@ -383,24 +383,21 @@ async def test_requests_without_a_valid_key_are_refused(front: ProcessMesh):
         assert (await client.get("/v1/files")).status_code == 401
 
 
-async def test_client_that_leaves_ends_its_request(http: httpx.AsyncClient):
+async def test_client_that_leaves_ends_its_request(front: ProcessMesh, http: httpx.AsyncClient):
+    stopped = num_stopped(front)
+
     async def streamed() -> None:
         body = {"model": LLAMA, "prompt": "x", "max_tokens": 4000, "stream": True}
         async with http.stream(
             "POST", "/v1/completions", json=body | {"ignore_eos": True}
         ) as answer:
+            assert answer.status_code == 200
             async for _ in answer.aiter_lines():
                 return
 
     await asyncio.gather(*(streamed() for _ in range(8)))
 
-    async def freed() -> bool:
-        answer = await http.post(
-            "/v1/completions", json={"model": LLAMA, "prompt": "x", "max_tokens": 2}
-        )
-        return answer.status_code == 200
-
-    await eventually(freed)
+    await eventually(lambda: num_stopped(front) == stopped + 8)
 
 
 async def test_requests_above_the_tenants_limit_get_429_with_a_time(http: httpx.AsyncClient):
