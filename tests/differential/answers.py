@@ -1,18 +1,22 @@
 """Answers of two servers in a form that can be compared."""
 
+import asyncio
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
 from tests.differential.cells import Asked
+from tests.differential.known import known_differences
 
 TOLERANCE = 1e-3
 """Absolute and relative difference of log probabilities that counts as equal."""
+IN_FLIGHT = 8
+"""Maximum number of bodies that one server answers at the same time."""
 _VOLATILE = frozenset(
     {
         *("id", "created", "created_at", "completed_at", "request_id", "system_fingerprint"),
@@ -72,6 +76,36 @@ def difference(asked: Asked, expected: Answer, found: Answer, *, draws: bool = F
     if asked.cell.sampled and not draws:
         wanted, given = _shape(wanted), _shape(given)
     return first_difference(wanted, given, "answer")
+
+
+async def answers(client: httpx.AsyncClient, bodies: Sequence[Asked]) -> list[Answer]:
+    """Answers of one server, in the order of *bodies*."""
+    room = asyncio.Semaphore(IN_FLIGHT)
+
+    async def one(body: Asked) -> Answer:
+        async with room:
+            return await ask(client, body)
+
+    return list(await asyncio.gather(*(one(body) for body in bodies)))
+
+
+def differences(
+    bodies: Sequence[Asked], expected: Sequence[Answer], found: Sequence[Answer], *, draws: bool
+) -> dict[str, str]:
+    """
+    Number and cell of each body with another answer -> the first difference; without the known
+    ones.
+    """
+    known = known_differences()
+    each = (
+        (body, difference(body, one, other, draws=draws))
+        for body, one, other in zip(bodies, expected, found, strict=True)
+    )
+    return {
+        f"{body.number} {body.cell.name}": text
+        for body, text in each
+        if text is not None and not any(row.covers(body, text) for row in known)
+    }
 
 
 def _param(value: Json) -> str | None:

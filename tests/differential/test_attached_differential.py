@@ -19,9 +19,9 @@ from shared.contracts.models import Form, ModelEntry
 from shared.models.registry import ModelRegistry, write_registry
 from shared.models.tiny import TINY_MODELS, make_tiny_models
 from tests.brokers import RabbitServer, rabbit_targets
+from tests.differential.answers import answers, differences
 from tests.differential.cells import MODEL, asked
 from tests.differential.models import with_parsers
-from tests.differential.test_differential import answers, differences
 
 pytestmark = [pytest.mark.rabbitmq, pytest.mark.vllm, pytest.mark.slow]
 LEAST_EQUAL = 0.97

@@ -2,10 +2,9 @@
 vLLM's own server and the mesh answer equal bodies equally, also if every answer is evicted once.
 """
 
-import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -23,10 +22,9 @@ from services.mesh.spec import AgentSpec, MeshSpec
 from shared.models.registry import ModelRegistry
 from shared.models.tiny import TINY_MODELS, make_tiny_models
 from tests.brokers import RabbitServer, rabbit_targets
-from tests.differential.answers import Answer, ask, difference, succeeded
-from tests.differential.cells import MODEL, Asked, asked
+from tests.differential.answers import answers, differences, succeeded
+from tests.differential.cells import MODEL, asked
 from tests.differential.evicting import EvictingEngine, Evictions, RabbitEmbeddedMesh
-from tests.differential.known import known_differences
 from tests.differential.models import with_parsers
 
 pytestmark = [
@@ -35,7 +33,6 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 SEED = 0
-IN_FLIGHT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,36 +94,6 @@ async def both(broker: str, directory: Path) -> AsyncIterator[Servers]:
         ):
             await evictions.observe(observer)
             yield Servers(stock, mesh, evictions)
-
-
-async def answers(client: httpx.AsyncClient, bodies: Sequence[Asked]) -> list[Answer]:
-    """Answers of one server, in the order of *bodies*."""
-    room = asyncio.Semaphore(IN_FLIGHT)
-
-    async def one(body: Asked) -> Answer:
-        async with room:
-            return await ask(client, body)
-
-    return list(await asyncio.gather(*(one(body) for body in bodies)))
-
-
-def differences(
-    bodies: Sequence[Asked], expected: Sequence[Answer], found: Sequence[Answer], *, draws: bool
-) -> dict[str, str]:
-    """
-    Number and cell of each body with another answer -> the first difference; without the known
-    ones.
-    """
-    known = known_differences()
-    each = (
-        (body, difference(body, one, other, draws=draws))
-        for body, one, other in zip(bodies, expected, found, strict=True)
-    )
-    return {
-        f"{body.number} {body.cell.name}": text
-        for body, text in each
-        if text is not None and not any(row.covers(body, text) for row in known)
-    }
 
 
 async def compare(servers: Servers, number: int) -> None:
