@@ -6,9 +6,11 @@ import re
 from pathlib import Path
 
 from ops.alerts import rules
+from ops.generate.boards import FOLDER
 from tests.unit.ops.dashboards.exported import BROKER, PROMETHEUS, TARGET, Labels, of_services
 from tests.unit.ops.dashboards.promql import names_in
 
+BOARD_FILES = sorted(FOLDER.glob("*.json"))
 _AGGREGATES = re.compile(r"\b(?:sum|max|min|avg|count|absent_over_time)\b")
 
 

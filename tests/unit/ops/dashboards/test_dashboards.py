@@ -8,9 +8,10 @@ import pytest
 import yaml
 
 from ops.alerts import RULES
-from ops.generate.boards import FOLDER, boards, render
+from ops.generate.boards import boards, render
 from tests.unit.ops.dashboards.exported import of_services
 from tests.unit.ops.dashboards.expressions import (
+    BOARD_FILES,
     board_expressions,
     result_labels,
     unknown_labels,
@@ -21,15 +22,14 @@ from tests.unit.ops.deployment import ROOT, compose, containers
 from tests.unit.ops.doc_tables import table
 
 DASHBOARDS = ROOT / "ops" / "dashboards"
-FILES = sorted(FOLDER.glob("*.json"))
-every_board = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+every_board = pytest.mark.parametrize("path", BOARD_FILES, ids=lambda path: path.stem)
 
 
 def test_boards_by_role_are_current():
     """To update them: python -m ops.generate.boards"""
     made = {f"{board.name}.json": render(board) for board in boards()}
 
-    assert made == {path.name: path.read_text() for path in FILES if path.name in made}
+    assert made == {path.name: path.read_text() for path in BOARD_FILES if path.name in made}
     assert made.keys() == {"mesh.json", "capacity.json", "slo.json"}
 
 
@@ -111,10 +111,10 @@ def test_panels_use_the_datasource_that_is_provisioned(path: Path):
 
 
 def test_boards_have_different_addresses():
-    documents = [json.loads(path.read_text()) for path in FILES]
+    documents = [json.loads(path.read_text()) for path in BOARD_FILES]
 
-    assert len({document["uid"] for document in documents}) == len(FILES)
-    assert len({document["title"] for document in documents}) == len(FILES)
+    assert len({document["uid"] for document in documents}) == len(BOARD_FILES)
+    assert len({document["title"] for document in documents}) == len(BOARD_FILES)
 
 
 def test_prometheus_loads_the_rules_where_they_are_mounted():

@@ -14,13 +14,13 @@ from shared.contracts.qos import QosClass
 from shared.runtime.metrics import OTHER
 from tests import requirements
 from tests.unit.ops.dashboards.expressions import (
+    BOARD_FILES,
     board_expressions,
     result_labels,
     unknown_labels,
     unknown_series,
 )
 from tests.unit.ops.dashboards.promql import names_in
-from tests.unit.ops.dashboards.test_dashboards import FILES
 from tests.unit.ops.deployment import ROOT
 from tests.unit.ops.doc_tables import table
 
@@ -116,7 +116,7 @@ def test_promtool_accepts_rules_and_their_unit_tests_pass(promtool: str):
 
 
 def test_promtool_accepts_the_queries_of_boards(promtool: str, tmp_path: Path):
-    expressions = [e for path in FILES for e in board_expressions(path)]
+    expressions = [e for path in BOARD_FILES for e in board_expressions(path)]
     recorded = [{"record": f"query:{n}", "expr": e} for n, e in enumerate(expressions)]
     file = tmp_path / "queries.yml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": recorded}]}))
