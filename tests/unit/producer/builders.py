@@ -1,8 +1,9 @@
-"""Replies of a run, with defaults for irrelevant fields."""
+"""Replies and stops of a run, with defaults for irrelevant fields."""
 
 from collections.abc import Sequence
 
 from shared.contracts.base import InstanceId, RequestId, RunId
+from shared.contracts.control import StopReason
 from shared.contracts.qos import SloVerdict
 from shared.contracts.requests import (
     ErrorInfo,
@@ -15,6 +16,7 @@ from shared.contracts.requests import (
     TokensEmitted,
     Usage,
 )
+from shared.producer.effects import SendStop
 
 REQUEST = RequestId("r1")
 ANSWER = tuple(range(100, 112))
@@ -95,3 +97,8 @@ def failed(run: str | None = None, *, request: str = REQUEST) -> RequestFailed:
         error=ErrorInfo(message="no", code="no", status=500),
         at=0.0,
     )
+
+
+def stop(run: str, reason: StopReason) -> SendStop:
+    """The stop of a run on the instance that `started` gives it."""
+    return SendStop(run_id=RunId(run), instance_id=InstanceId(f"instance-of-{run}"), reason=reason)

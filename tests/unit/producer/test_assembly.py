@@ -12,6 +12,7 @@ from tests.unit.producer.builders import (
     completed,
     failed,
     started,
+    stop,
     text_of,
     tokens,
 )
@@ -27,10 +28,6 @@ def part(start: int, end: int) -> NewTokens:
     return NewTokens(
         offset=start, token_ids=tuple(ANSWER[start:end]), text=text_of(ANSWER[start:end])
     )
-
-
-def stop(run: str, reason: StopReason) -> SendStop:
-    return SendStop(run_id=RunId(run), instance_id=InstanceId(f"instance-of-{run}"), reason=reason)
 
 
 def streaming() -> RequestAssembly:
