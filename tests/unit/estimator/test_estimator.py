@@ -11,8 +11,8 @@ from services.estimator.state import EstimatorState, Learner
 from services.estimator.telemetry_adapters import time_multiples
 from shared.broker.consumer import Dispatcher
 from shared.broker.protocol import Settlement
-from shared.contracts.base import InstanceId, Message, ModelName, RequestId, TenantId, encode
-from shared.contracts.estimates import LatencyCoefficients, Moments, OutputTokens, Profile
+from shared.contracts.base import InstanceId, Message, RequestId, TenantId, encode
+from shared.contracts.estimates import LatencyCoefficients, OutputTokens, Profile
 from shared.contracts.qos import QosClass
 from shared.contracts.requests import FinishReason, WaitForecast
 from shared.contracts.telemetry import (
@@ -27,23 +27,9 @@ from solver.prediction.latency.latency_model import predict_batch_s, predict_s
 from solver.prediction.lengths.decode_lengths import PRIOR as LENGTH_PRIOR
 from tests.clocks import NOW
 from tests.deliveries import LooseDelivery
+from tests.unit.estimator.profiles import MODEL, PRIOR
 
-M, I1 = ModelName("org/model.v1"), InstanceId("i1")
-PRIOR = Profile(
-    model=M,
-    engine="e",
-    device="d",
-    version=5,
-    at=NOW - 100,
-    latency=LatencyCoefficients(constant_s=0.5, linear_s=0.001),
-    token_rate_per_s=77.0,
-    prefill_s=Moments(mean=0.3, sd=0.1, count=50),
-    output_tokens={
-        "*": OutputTokens(mean=60.0, sd=5.0, count=50),
-        "old": OutputTokens(mean=9, sd=1, count=4, quantiles=((0.5, 9.0),)),
-    },
-    swap_s={"cold": 12.0},
-)
+I1 = InstanceId("i1")
 
 
 def estimator() -> EstimatorState:
@@ -53,14 +39,14 @@ def estimator() -> EstimatorState:
 def learner(*earlier: Profile) -> Learner:
     state = estimator()
     state.restore(earlier)
-    return state.learner(M, "e", "d")
+    return state.learner(MODEL, "e", "d")
 
 
 def request(application: str = "chat", **fields: Any) -> RequestObserved:
     values: dict[str, Any] = {
         "request_id": RequestId("r"),
         "instance_id": I1,
-        "model": M,
+        "model": MODEL,
         "engine": "e",
         "device": "d",
         "application": application,
@@ -82,7 +68,7 @@ def iterations(count: int = 40) -> IterationsObserved:
     """Iterations of 10 ms plus 0.1 ms per token."""
     return IterationsObserved(
         instance_id=I1,
-        model=M,
+        model=MODEL,
         engine="e",
         device="d",
         at=0.0,
@@ -99,7 +85,7 @@ def iterations(count: int = 40) -> IterationsObserved:
 
 
 def activated(source: Residency, duration_s: float) -> ModelActivated:
-    return ModelActivated(instance_id=I1, model=M, source=source, duration_s=duration_s, at=0.0)
+    return ModelActivated(instance_id=I1, model=MODEL, source=source, duration_s=duration_s, at=0.0)
 
 
 def test_latency_and_throughput_are_learnt_from_iterations():
@@ -118,11 +104,11 @@ def test_latency_and_throughput_are_learnt_from_iterations():
 
 def test_restored_model_survives_the_first_second_of_decodes():
     known = learner()
-    earlier = Profile(model=M, engine="e", device="d", version=7, at=0.0, latency=TRUE)
+    earlier = Profile(model=MODEL, engine="e", device="d", version=7, at=0.0, latency=TRUE)
     known.restore(earlier)
     known.on_iterations(
         IterationsObserved(
-            instance_id=I1, model=M, engine="e", device="d", at=0.0,
+            instance_id=I1, model=MODEL, engine="e", device="d", at=0.0,
             iterations=tuple(
                 Iteration(
                     compute_tokens=4, context_tokens=400, num_decodes=4,
@@ -228,7 +214,7 @@ async def test_published_latency_models_are_evaluated_on_later_iterations():
         await handler.handle(LooseDelivery(body=encode(message)))
 
     await computed(1.0)
-    known = state.learner(M, "e", "d")
+    known = state.learner(MODEL, "e", "d")
     assert known.profile(NOW).latency_calibration is None, "nothing had been published"
     await computed(2.0)
     seen = known.profile(NOW).latency_calibration
@@ -297,9 +283,9 @@ def test_unreported_limits_count_as_none():
 
 def test_answer_lengths_are_shared_across_devices():
     state = estimator()
-    state.learner(M, "e", "slow").on_request(request(output_tokens=40))
+    state.learner(MODEL, "e", "slow").on_request(request(output_tokens=40))
     for device, count in (("slow", 1), ("fast", 1)):
-        profile = state.learner(M, "e", device).profile(NOW)
+        profile = state.learner(MODEL, "e", device).profile(NOW)
         assert profile.output_tokens["chat"].count == count
     assert state.learner("other", "e", "slow").profile(NOW).output_tokens == {}
 
@@ -455,7 +441,7 @@ async def test_messages_reach_the_learner_of_their_key():
     await deliver(request())
     await deliver(iterations())
     await deliver(request(device="other"))
-    assert set(state.learners) == {(M, "e", "d"), (M, "e", "other")}
-    profile = state.learners[M, "e", "d"].profile(NOW)
+    assert set(state.learners) == {(MODEL, "e", "d"), (MODEL, "e", "other")}
+    profile = state.learners[MODEL, "e", "d"].profile(NOW)
     assert (profile.swap_s, profile.num_iterations) == ({"cold": 4.0}, 40)
     assert profile.output_tokens["chat"].count == 2

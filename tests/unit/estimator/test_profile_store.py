@@ -7,7 +7,7 @@ import pytest
 
 from services.estimator.profiles import ProfileStore
 from shared.contracts.errors import SettingsError
-from tests.unit.estimator.test_estimator import PRIOR
+from tests.unit.estimator.profiles import PRIOR
 
 
 def test_stored_profile_is_read_back(tmp_path: Path):
