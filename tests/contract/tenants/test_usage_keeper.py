@@ -15,7 +15,7 @@ from shared.contracts.tenants.usage import RequestMetered, UsageReported, UsageR
 from shared.runtime.clock import SystemClock
 from shared.tenants.usage_questions import ask_usage
 from tests.brokers import BrokerRig, eventually
-from tests.unit.estimator.usage.test_usage_book import ACME, final
+from tests.unit.estimator.usage.finals import ACME, final
 
 
 @asynccontextmanager

@@ -1,28 +1,9 @@
 """Usage is counted from finals, each once."""
 
-from typing import Any
-
 from services.estimator.usage.book import DAY_S, UsageBook
-from shared.contracts.base import InstanceId, ModelName, RequestId, TenantId
-from shared.contracts.qos import QosClass
-from shared.contracts.tenants.usage import HOUR_S, RequestMetered, UsageRequested
-
-ACME = TenantId("acme")
-
-
-def final(name: str, **fields: Any) -> RequestMetered:
-    values: dict[str, Any] = {
-        "tenant": ACME,
-        "model": ModelName("m"),
-        "qos_class": QosClass.INTERACTIVE,
-        "outcome": "completed",
-        "prompt_tokens": 10,
-        "completion_tokens": 5,
-        "cached_tokens": 4,
-        "finished_at": 2.5 * HOUR_S,
-        "instance_id": InstanceId("a1"),
-    }
-    return RequestMetered(request_id=RequestId(name), **(values | fields))
+from shared.contracts.base import ModelName, TenantId
+from shared.contracts.tenants.usage import HOUR_S, UsageRequested
+from tests.unit.estimator.usage.finals import ACME, final
 
 
 def test_a_final_that_comes_again_counts_once() -> None:

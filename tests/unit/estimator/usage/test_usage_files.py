@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from services.estimator.usage.book import UsageBook
 from services.estimator.usage.files import REMEMBER_S, UsageFiles
 from shared.contracts.tenants.usage import HOUR_S, UsageRequested
-from tests.unit.estimator.usage.test_usage_book import final
+from tests.unit.estimator.usage.finals import final
 
 NOW = 10 * HOUR_S
 
