@@ -1,58 +1,20 @@
 """Records reach the keeper over every broker, and it answers questions about them."""
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import pytest
 
-from services.estimator.stories.keeper import StoryKeeper
-from services.estimator.stories.shelf import Shelf, ShelfSettings
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage
-from shared.broker.stories import MOST_AT_ONCE, StoryOutbox, ask_stories
+from shared.broker.stories import MOST_AT_ONCE, StoryOutbox
 from shared.contracts.base import InstanceId, RequestId, TenantId
-from shared.contracts.stories.questions import StoriesReported, StoriesRequested
+from shared.contracts.stories.questions import StoriesReported
 from shared.contracts.stories.story import PulledRequest, Story
 from shared.runtime.clock import SystemClock
 from tests.brokers import BrokerRig, eventually
-
-ACME = TenantId("acme")
-
-
-@asynccontextmanager
-async def keeping(broker: Broker) -> AsyncIterator[None]:
-    """A keeper on *broker*, which answers."""
-    clock = SystemClock()
-    shelf = Shelf(ShelfSettings(), heard_since=clock.now())
-    stop = asyncio.Event()
-    running = asyncio.create_task(StoryKeeper(broker=broker, clock=clock, shelf=shelf).run(stop))
-
-    async def hears() -> bool:
-        return await asked(broker) is not None
-
-    try:
-        await eventually(hears)
-        yield
-    finally:
-        stop.set()
-        await running
+from tests.contract.stories.keepers import ACME, asked, keeping
 
 
 def ended(request_id: str, tenant: TenantId = ACME) -> Story:
     return Story(request_id=RequestId(request_id), tenant=tenant, finished_at=SystemClock().now())
-
-
-async def asked(broker: Broker, request_id: str | None = None) -> StoriesReported | None:
-    return await ask_stories(
-        broker,
-        lambda reply_to: StoriesRequested(
-            reply_to=reply_to,
-            tenant=ACME,
-            request_id=None if request_id is None else RequestId(request_id),
-            limit=1000,
-        ),
-    )
 
 
 async def kept(broker: Broker, number: int) -> StoriesReported:

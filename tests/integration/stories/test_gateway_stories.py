@@ -13,7 +13,7 @@ from shared.contracts.base import RequestId, TenantId
 from shared.contracts.stories.story import PulledRequest, Story
 from shared.runtime.clock import SystemClock
 from tests.brokers import BrokerRig, eventually
-from tests.contract.stories.test_story_keeper import keeping
+from tests.contract.stories.keepers import keeping
 from tests.integration.gateway_rig import http_client, running_gateway
 
 ACME, OTHER = {"authorization": "Bearer of-acme"}, {"authorization": "Bearer of-other"}
