@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ops.baselines.prediction.iteration_forest import Decodes, IterationForest
 from ops.baselines.prediction.iteration_forest_fit import fit_iteration_forest
-from tests.unit.ops.baselines.test_iteration_forest import iterations
+from tests.unit.ops.baselines.tiled_iterations import iterations
 
 budgets = st.floats(0, 0.3)
 others = st.builds(Decodes, st.integers(0, 200), st.integers(0, 100_000))
