@@ -11,8 +11,8 @@ import pytest
 
 from ops.broker import PrivateNode
 from tests.brokers import FOUR, release_of
+from tests.unit.ops.kustomize.broker_configuration import BROKER, CLUSTER, SINGLE
 from tests.unit.ops.kustomize.manifests import Container, Manifests, deployable, kubectl, render
-from tests.unit.ops.kustomize.test_broker_objects import BROKER, CLUSTER, SINGLE
 
 pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq]
 PEERS = "cluster_formation.classic_config."

@@ -26,8 +26,8 @@ from tests.e2e.kustomize.cluster_api import ClusterApi
 from tests.e2e.kustomize.kubelet import LocalPod, Machine, running
 from tests.requirements import absent
 from tests.unit.ops.deployment import ROOT
+from tests.unit.ops.kustomize.broker_configuration import SINGLE
 from tests.unit.ops.kustomize.manifests import DATABASE, OWN, Manifests, deployable, kubectl, render
-from tests.unit.ops.kustomize.test_broker_objects import SINGLE
 
 pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq]
 BROKER = "headway-rabbitmq:5672"

@@ -5,21 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.unit.ops.kustomize.manifests import KUBERNETES, Manifests
+from tests.unit.ops.kustomize.broker_configuration import BROKER, CLUSTER, SINGLE
+from tests.unit.ops.kustomize.manifests import Manifests
 
-BROKER = "headway-rabbitmq"
 MIB = 2**20
-
-
-def configuration(path: str) -> dict[str, str]:
-    """Keys and values of a configuration file of the broker."""
-    lines = (KUBERNETES / path).read_text().splitlines()
-    pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
-    return {key.strip(): value.strip() for key, _, value in pairs}
-
-
-SINGLE = configuration("rabbitmq/rabbitmq.conf")
-CLUSTER = configuration("overlays/rabbitmq-cluster/cluster.conf")
 
 
 def test_configuration_files_are_read_in_their_order(manifests: Manifests):
