@@ -1,15 +1,17 @@
 """Meshes and brokers shared by several tests."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from ops.broker import PrivateNode
 from services.agent.backends.vllm.front.process import vllm_unavailable_reason
 from services.mesh.processes import ProcessMesh
 from shared.producer.producer import Producer
-from tests.brokers import RabbitServer, rabbit_targets
+from tests.brokers import RabbitServer, rabbit_targets, release_of
 from tests.e2e.meshes import mesh_spec, producer_of
 from tests.requirements import absent
 
@@ -32,6 +34,21 @@ def vllm_broker(rabbit_servers: Callable[[str], RabbitServer]) -> Iterator[str]:
         absent(reason, "vllm")
     with rabbit_servers(rabbit_targets()[0]).fresh_url() as url:
         yield url
+
+
+@pytest.fixture
+def release() -> str:
+    """Target of `release_of`; tests choose another by parameters."""
+    return "rabbitmq"
+
+
+@pytest.fixture
+def node(tmp_path: Path, release: str) -> Iterator[PrivateNode]:
+    """A broker that the test may stop."""
+    node = PrivateNode(tmp_path / "node", release=release_of(release))
+    node.start()
+    yield node
+    node.close()
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -14,9 +14,12 @@ import httpx
 from ops.ports import free_port
 from services.mesh.processes import MeshProcess, ProcessMesh
 from services.mesh.spec import AgentSpec, MeshSpec
-from shared.broker.protocol import Broker
+from shared.broker import topology
+from shared.broker.protocol import BindingSpec, Broker, Delivery, Settlement
+from shared.contracts.base import Decoder
 from shared.contracts.errors import BrokerUnavailableError
 from shared.contracts.ingress import InferenceRequest
+from shared.contracts.plans import PlanPublished
 from shared.contracts.qos import Slo
 from shared.contracts.requests import Final, ReplyMode, RequestCompleted
 from shared.models.tiny import make_tiny_models
@@ -28,6 +31,11 @@ from tests.brokers import eventually
 LLAMA = "tiny-llama"
 QWEN = "tiny-qwen"
 SLOS = (Slo(ttft_s=5.0, tbt_s=1.0), Slo(ttlt_s=120.0), Slo())
+SLOW_ENGINE = {
+    "latency": {"constant_s": 0.008, "linear_s": 4e-5, "context_s": 2e-7},
+    "max_running": 24,
+}
+"""Settings of a simulated engine whose requests last long enough to be interrupted by kills."""
 
 
 def num_stopped(mesh: ProcessMesh) -> int:
@@ -100,6 +108,39 @@ async def kill(mesh: ProcessMesh, name: str) -> None:
     """Kill with SIGKILL, as the kernel's OOM killer does."""
     mesh.processes[name].signal(signal.SIGKILL)
     assert await mesh.processes[name].wait(10.0) == -signal.SIGKILL
+
+
+async def leader_name(broker: Broker) -> str:
+    """Process name of the leader that published the latest plan."""
+    decode: Decoder[PlanPublished] = Decoder(PlanPublished)
+    found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def on_plan(delivery: Delivery) -> None:
+        if not found.done():
+            found.set_result(decode(delivery.body).leader_id)
+        await delivery.settle(Settlement.ACK)
+
+    queue = topology.temporary_queue("watch")
+    await broker.declare_queue(queue)
+    await broker.bind(
+        BindingSpec(exchange=topology.TELEMETRY, queue=queue.name, routing_key="plan.#")
+    )
+    subscription = await broker.consume(queue.name, on_plan, prefetch=1)
+    try:
+        return await asyncio.wait_for(found, 15.0)
+    finally:
+        await subscription.cancel()
+
+
+async def leader_of(mesh: ProcessMesh) -> str:
+    """Name of the active leader's process."""
+    async with mesh.open_broker("headway-watch") as broker:
+        pid = (await leader_name(broker)).split("-")[1]
+    return next(
+        name
+        for name, process in mesh.processes.items()
+        if name.startswith("leader") and str(process.pid) == pid
+    )
 
 
 @asynccontextmanager

@@ -1,7 +1,6 @@
 """Processes of the mesh are killed under load; no answer is lost, duplicated or changed."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,15 +8,14 @@ import pytest
 from ops.broker import PrivateNode
 from services.mesh.processes import ProcessMesh
 from shared.broker import topology
-from shared.broker.protocol import BindingSpec, Broker, Delivery, Settlement
-from shared.contracts.base import Decoder
-from shared.contracts.plans import PlanPublished
 from shared.contracts.requests import RequestCompleted
-from tests.brokers import FOUR, release_of
+from tests.brokers import FOUR
 from tests.e2e.meshes import (
+    SLOW_ENGINE,
     ask_all,
     assert_consistent,
     kill,
+    leader_of,
     mesh_spec,
     only_left,
     producer_of,
@@ -29,57 +27,6 @@ pytestmark = pytest.mark.rabbitmq
 NUM_REQUESTS = 320
 SPACING_S = 0.06
 MAX_TOKENS = 80
-SLOW_ENGINE = {
-    "latency": {"constant_s": 0.008, "linear_s": 4e-5, "context_s": 2e-7},
-    "max_running": 24,
-}
-
-
-@pytest.fixture
-def release() -> str:
-    """Target of `release_of`; tests choose another by parameters."""
-    return "rabbitmq"
-
-
-@pytest.fixture
-def node(tmp_path: Path, release: str) -> Iterator[PrivateNode]:
-    node = PrivateNode(tmp_path / "node", release=release_of(release))
-    node.start()
-    yield node
-    node.close()
-
-
-async def leader_name(broker: Broker) -> str:
-    """Process name of the leader that published the latest plan."""
-    decode: Decoder[PlanPublished] = Decoder(PlanPublished)
-    found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    async def on_plan(delivery: Delivery) -> None:
-        if not found.done():
-            found.set_result(decode(delivery.body).leader_id)
-        await delivery.settle(Settlement.ACK)
-
-    queue = topology.temporary_queue("watch")
-    await broker.declare_queue(queue)
-    await broker.bind(
-        BindingSpec(exchange=topology.TELEMETRY, queue=queue.name, routing_key="plan.#")
-    )
-    subscription = await broker.consume(queue.name, on_plan, prefetch=1)
-    try:
-        return await asyncio.wait_for(found, 15.0)
-    finally:
-        await subscription.cancel()
-
-
-async def leader_of(mesh: ProcessMesh) -> str:
-    """Name of the active leader's process."""
-    async with mesh.open_broker("headway-watch") as broker:
-        pid = (await leader_name(broker)).split("-")[1]
-    return next(
-        name
-        for name, process in mesh.processes.items()
-        if name.startswith("leader") and str(process.pid) == pid
-    )
 
 
 async def havoc(mesh: ProcessMesh, node: PrivateNode, undisturbed: asyncio.Event) -> None:

@@ -16,10 +16,17 @@ from shared.contracts.base import Decoder, tag_of
 from shared.contracts.control import QueuesRetired, QueuesRetiring
 from shared.contracts.requests import RequestCompleted
 from tests.brokers import eventually
-from tests.e2e.meshes import ask_all, kill, mesh_spec, only_left, producer_of, request
-from tests.e2e.test_kills import SLOW_ENGINE, leader_of, node, release
+from tests.e2e.meshes import (
+    SLOW_ENGINE,
+    ask_all,
+    kill,
+    leader_of,
+    mesh_spec,
+    only_left,
+    producer_of,
+    request,
+)
 
-__all__ = ["node", "release"]
 pytestmark = [pytest.mark.rabbitmq, pytest.mark.slow]
 
 ROUNDS = 6

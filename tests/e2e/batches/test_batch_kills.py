@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +13,12 @@ import pytest
 from ops.bench.postgres import PrivatePostgres
 from ops.broker import PrivateNode
 from services.mesh.processes import ProcessMesh
-from tests.brokers import release_of
 from tests.e2e.meshes import LLAMA, kill, mesh_spec
 from tests.stores import migrated_settings
 
 pytestmark = pytest.mark.rabbitmq
 NUM_LINES = 1500
 NUM_KILLS = 3
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[PrivateNode]:
-    """A broker that the test stops."""
-    made = PrivateNode(tmp_path / "rabbit", release=release_of("rabbitmq"))
-    made.start()
-    yield made
-    made.close()
 
 
 def a_line(number: int) -> bytes:
