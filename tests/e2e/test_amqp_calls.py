@@ -23,8 +23,8 @@ from shared.producer.producer import Producer
 from tests.brokers import RabbitServer, rabbit_targets
 from tests.contract.calls.call_cases import CASES, CHAT, COMPLETIONS, TALK
 from tests.contract.calls.call_engines import stable
+from tests.e2e.commands import run
 from tests.e2e.meshes import LLAMA, mesh_spec, producer_of, tool_registry
-from tests.e2e.test_cli import run
 
 pytestmark = [
     pytest.mark.slow,

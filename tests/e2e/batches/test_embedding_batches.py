@@ -25,9 +25,9 @@ from shared.models.registry import ModelRegistry, write_registry
 from shared.models.tiny import TINY_MODELS, TINY_POOLING_MODELS, make_tiny_models
 from tests.brokers import RabbitServer, rabbit_targets
 from tests.contract.calls.call_engines import DIMENSIONS, EMBED, embedding_models
+from tests.e2e.commands import run
 from tests.e2e.meshes import LLAMA, mesh_spec, producer_of
-from tests.e2e.test_cli import run
-from tests.e2e.test_vllm_pooling_over_the_mesh import TEXTS, TOLERANCE, close
+from tests.e2e.pooling.vectors import TEXTS, TOLERANCE, close
 from tests.stores import migrated_settings
 
 pytestmark = [

@@ -24,6 +24,7 @@ from shared.models.registry import ModelRegistry
 from shared.models.tiny import TINY_MODELS, TINY_POOLING_MODELS, make_tiny_models
 from tests.brokers import RabbitServer, rabbit_targets
 from tests.e2e.meshes import LLAMA, kill, mesh_spec
+from tests.e2e.pooling.vectors import TEXTS, TOLERANCE, close
 
 pytestmark = [
     pytest.mark.slow,
@@ -33,9 +34,6 @@ pytestmark = [
 ]
 EMBED, SCORE, CLASSIFY = "tiny-embed", "tiny-score", "tiny-classify"
 MODELS = TINY_POOLING_MODELS | {LLAMA: TINY_MODELS[LLAMA]}
-TEXTS = ["The queue waits", "our engine", "a request returns", "über 日本"]
-TOLERANCE = 1e-5
-VOLATILE = {"id", "created", "headway"}
 PAIRS: dict[str, dict[str, Any]] = {
     "/score": {"text_1": TEXTS[0], "text_2": TEXTS[1:]},
     "/v1/score": {"queries": TEXTS[:2], "documents": TEXTS[2:]},
@@ -119,18 +117,6 @@ async def _stock(
     arguments = serve_arguments(entry, [name])
     stock = await stack.enter_async_context(stock_server(arguments, directory / f"{name}.log"))
     return await stack.enter_async_context(httpx.AsyncClient(base_url=stock.url, timeout=120.0))
-
-
-def close(one: Any, other: Any) -> bool:
-    """Return whether two JSON values are equal, numbers up to `TOLERANCE`."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        keys = (one.keys() | other.keys()) - VOLATILE
-        return all(close(one.get(key), other.get(key)) for key in keys)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(close, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return abs(one - other) <= TOLERANCE
-    return bool(one == other)
 
 
 @pytest.mark.parametrize(
