@@ -25,9 +25,7 @@ EXAMPLES: tuple[Message, ...] = (
         leader_id="planner-1",
         queue=VirtualQueue(
             instance_id="i1",
-            segments=(
-                Segment(model="tiny", lanes=(LaneQuota(lane=LANE, quota=16),)),
-            ),
+            segments=(Segment(model="tiny", lanes=(LaneQuota(lane=LANE, quota=16),)),),
         ),
         policy="qlm",
         expected_late=1.5,

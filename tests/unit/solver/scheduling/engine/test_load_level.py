@@ -3,9 +3,9 @@
 from shared.contracts.base import RequestId
 from shared.contracts.qos import Slo
 from solver.scheduling.engine.decision import RequestView
-from solver.scheduling.engine.load_level import LoadLevel
 from solver.scheduling.engine.entry import Entry
 from solver.scheduling.engine.latency import LatencyTable
+from solver.scheduling.engine.load_level import LoadLevel
 from solver.scheduling.engine.pace import EnginePace
 
 
