@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ops.bench import lso_activation, lso_checkpoints, lso_safepoints
 from ops.bench.lso_engines import engines
-from ops.bench.progress import say
 from ops.bench.result import Result
 from services.agent.backends.vllm.front.process import vllm_unavailable_reason
 from shared.contracts.errors import SettingsError
@@ -42,16 +41,11 @@ async def run(
         async with engines(Path(directory, "deep"), others, given=model) as engine:
             has = engine.identity.capabilities
             if Capability.CHECKPOINT in has:
-                say("restoring against recomputing")
                 await lso_checkpoints.restoring(engine, result, quick=quick)
-                say("cost of copying KV")
                 await lso_checkpoints.COPYING.measure(engine, result, quick=quick)
             if Capability.LAYER_PREEMPTION in has:
-                say("first tokens beside a large prefill")
                 await lso_safepoints.first_tokens(engine, result, seed=seed, quick=quick)
-                say("cost of safepoints")
                 await lso_safepoints.OVERHEAD.measure(engine, result, quick=quick)
-            say("activation paths")
             await lso_activation.measure(engine, result, others[0], quick=quick)
     return result
 

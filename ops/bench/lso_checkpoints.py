@@ -21,6 +21,7 @@ from ops.bench.lso_engines import (
     prompt_of,
     request,
 )
+from ops.bench.progress import say
 from ops.bench.result import Result, interval
 from ops.engine_runs import generate
 from services.agent.backends.vllm.front.backend import VllmEngine
@@ -48,6 +49,7 @@ async def restoring(engine: VllmEngine, result: Result, *, quick: bool) -> None:
             for context in contexts:
                 resumed_s = await _resumed_s(engine, name, context, first=number)
                 taken_s.setdefault((name, context), []).append(resumed_s)
+        say(f"restoring against recomputing: round {number + 1} of {rounds}")
     medians = {key: statistics.median(values) for key, values in taken_s.items()}
     for context in contexts:
         ratios = [

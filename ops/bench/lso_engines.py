@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from ops.bench.given_model import given_model
+from ops.bench.progress import say
 from ops.bench.result import Line, Result, interval
 from ops.devices import gpus
 from ops.engine_runs import generate
@@ -225,6 +226,7 @@ class Overhead:
                 await self.work(engine, arm)
                 used_s[arm] = on_cpu_s(threads[arm]) - before_s
             ratios.append(used_s[self.arms[0]] / used_s[self.arms[1]])
+        say(f"CPU time, {self.name}: engines {number + 1} of {self.engines}")
         return ratios
 
 

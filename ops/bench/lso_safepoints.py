@@ -23,6 +23,7 @@ from ops.bench.lso_engines import (
     prompt_of,
     request,
 )
+from ops.bench.progress import say
 from ops.bench.result import Line, Result, interval, quantiles_ms
 from services.agent.backends.vllm.front.backend import VllmEngine
 from shared.contracts.base import ModelName, Seconds
@@ -70,6 +71,7 @@ async def first_tokens(engine: VllmEngine, result: Result, *, seed: int, quick: 
             found_s, yielded_s = await _arrivals_s(engine, name, arrivals, ttft_s, chance)
             ttfts_s[name].append(found_s)
             yields_s += yielded_s
+        say(f"first tokens beside a large prefill: round {number + 1} of {rounds}")
     await engine.activate(WHOLE)
     scheduling = engine.snapshot().scheduling
     all_s = {name: [value for each in rows for value in each] for name, rows in ttfts_s.items()}
