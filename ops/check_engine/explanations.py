@@ -117,7 +117,9 @@ EXPLANATIONS: Mapping[str, Mapping[str, str]] = {
         r"activation, best path within budget / .*": "Best warm path as a share of that cold "
         "start.",
         r"CPU time of the engine's thread, .*, median of engines' medians": "Cost of the "
-        "mechanism as a ratio of CPU times; 1.05 means five percent more.",
+        "mechanism as a ratio of CPU times; 1.05 means five percent more. On a machine with other "
+        "programs, runs differ by three percent: repeat the bench before you trust a line that "
+        "does not hold.",
         r"P99 TTFT in a large offline prefill, between layers / between iterations": "Ratio of the "
         "slowest first tokens beside a large best-effort prefill.",
     },
