@@ -26,6 +26,10 @@ log = EventLogger(__name__)
 
 CLOSE_TIMEOUT_S = 5.0
 MAX_CHANNEL_NUMBER = 65535
+UNREADABLE_URL = (
+    "the broker's URL cannot be read: it must be amqp://USER:PASSWORD@HOST:PORT/VHOST, with all "
+    "characters of USER, PASSWORD and VHOST percent-encoded except letters and digits"
+)
 
 
 class AmqpConnection:
@@ -77,12 +81,15 @@ class AmqpConnection:
 
         Raises:
             BrokerUnavailableError: The broker does not answer.
-            SettingsError: The broker rejects the user, the password or the virtual host.
+            SettingsError: The URL cannot be read, or the broker rejects the user, the password or
+                the virtual host.
         """
-        robust = RobustConnection(
-            make_url(self._url, name=self._name, heartbeat=self._heartbeat_s),
-            reconnect_interval=self._reconnect_s,
-        )
+        try:
+            url = make_url(self._url, name=self._name, heartbeat=self._heartbeat_s)
+        except ValueError:
+            # The text of the error may have the password.
+            raise SettingsError(UNREADABLE_URL) from None
+        robust = RobustConnection(url, reconnect_interval=self._reconnect_s)
         try:
             with amqp_errors(f"connect {self._name}"):
                 async with asyncio.timeout(self.timeout_s):

@@ -14,6 +14,15 @@ async def test_memory_with_a_hub_opens_an_in_process_client():
         assert broker.connected
 
 
+@pytest.mark.parametrize("password", ["se/cret", "se#cret", "se?cret"])
+async def test_a_password_that_is_not_encoded_is_a_settings_error_without_it(password: str):
+    with pytest.raises(SettingsError, match="percent-encoded") as raised:
+        async with open_broker(f"amqp://me:{password}@127.0.0.1:1/", client_name="test"):
+            pass
+
+    assert "cret" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("url", "hub"),
     [
