@@ -4,9 +4,11 @@ import os
 import sys
 import time
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import aiohttp
 from cyclopts import Parameter
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -16,15 +18,17 @@ from services.mesh.demo.load import run_load, usable_models
 from services.mesh.verbs.options import AmqpUrl
 from shared.client.client import connect
 from shared.contracts.base import Seconds
+from shared.contracts.errors import SettingsError
 from shared.runtime.cli import print_data
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
 from shared.runtime.options import JsonOption, read_by
 from shared.runtime.settings import DEFAULT_AMQP_URL
 
+DEFAULT_URL = "http://127.0.0.1:8000"
 START_S: Seconds = 120.0
 """Time within which the gateway and each model must answer their first request."""
 MAX_SECONDS = 600
-_WIDTH = 100
+_WIDTH = 80
 
 
 def _length(text: str) -> float:
@@ -39,7 +43,7 @@ def _length(text: str) -> float:
 
 async def demo(
     *,
-    url: Annotated[str, Parameter(env_var="HEADWAY_URL", metavar="URL")] = "http://127.0.0.1:8000",
+    url: Annotated[str, Parameter(env_var="HEADWAY_URL", metavar="URL")] = DEFAULT_URL,
     amqp_url: AmqpUrl = DEFAULT_AMQP_URL,
     seconds: Annotated[float, read_by(_length, metavar="SECONDS")] = 45.0,
     json: JsonOption = False,
@@ -55,14 +59,15 @@ async def demo(
         seconds: Length of the load, 1 to 600.
 
     Raises:
-        SettingsError: The gateway or the models do not answer.
+        SettingsError: The gateway or the models do not answer, or --url is not an address.
         BrokerUnavailableError: The broker does not answer.
     """
     began = time.monotonic()
+    address = gateway_address(url)
     key = os.environ.get("HEADWAY_API_KEY")
     headers = {"authorization": f"Bearer {key}"} if key else {}
     async with (
-        aiohttp.ClientSession(url, headers=headers) as session,
+        aiohttp.ClientSession(address, headers=headers) as session,
         connect(amqp_url, name="headway-demo") as client,
     ):
         gateway = Gateway(session)
@@ -76,22 +81,41 @@ async def demo(
     if json:
         print_data({"classes": rows, "answer": sample, "wall_s": wall_s}, as_json=True)
     else:
-        _show(rows, sample)
+        show(rows, sample)
         print(f"{wall_s} s in all")
     is_fine = all(row["answered"] and not row["errors"] for row in rows)
     return EXIT_OK if is_fine else EXIT_FAILED
+
+
+def gateway_address(text: str) -> str:
+    """
+    Address of the gateway in *text*, which may end with `/v1` as addresses of OpenAI's API do.
+
+    Raises:
+        SettingsError: The text is not an HTTP address.
+    """
+    try:
+        parts = urlsplit(text)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname)
+        is_address = is_address and parts.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address:
+        raise SettingsError(f"--url is {text!r}; it must be an address such as {DEFAULT_URL}")
+    return text.rstrip("/").removesuffix("/v1") + "/"
 
 
 def _say(text: str) -> None:
     print(f"demo: {text}", file=sys.stderr, flush=True)
 
 
-def _show(rows: list[dict[str, object]], sample: Asked | None) -> None:
-    table = Table()
+def show(rows: list[dict[str, object]], sample: Asked | None) -> None:
+    """Print the figures of all classes, and one answer."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("class", "over", "target", "requests", "attained"):
-        table.add_column(name)
-    for name in ("first token p50/p95, s", "whole answer p50/p95, s"):
-        table.add_column(name, justify="right")
+        table.add_column(name, no_wrap=name != "target")
+    for name in ("first token\np50/p95, s", "whole answer\np50/p95, s"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             *(str(row[name]) for name in ("class", "door", "target", "requests", "attained")),

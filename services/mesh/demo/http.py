@@ -16,6 +16,7 @@ _OK = 200
 _RETRY_S = 0.5
 _KEY_REFUSED = (401, 403)
 _STREAM_TIMEOUT_S = 120.0
+_LIST_TIMEOUT_S = 10.0
 
 
 class NotServedError(MeshError):
@@ -38,7 +39,18 @@ class _Chunk(msgspec.Struct, frozen=True):
     error: dict[str, Any] | None = None
 
 
+class _Model(msgspec.Struct, frozen=True):
+    id: str
+    parent: str | None = None
+    """The base model of an adapter."""
+
+
+class _List(msgspec.Struct, frozen=True):
+    data: tuple[_Model, ...]
+
+
 _decode = msgspec.json.Decoder(_Chunk)
+_decode_list = msgspec.json.Decoder(_List)
 
 
 class Gateway:
@@ -46,7 +58,7 @@ class Gateway:
     A gateway's OpenAI API.
 
     Args:
-        session: HTTP session whose base URL is the gateway's.
+        session: HTTP session whose base URL is the gateway's, with a slash at its end.
     """
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
@@ -64,8 +76,8 @@ class Gateway:
         while time.monotonic() < until:
             try:
                 return await self._listed()
-            except (aiohttp.ClientError, NotServedError) as error:
-                reason = str(error)
+            except (aiohttp.ClientError, NotServedError, TimeoutError) as error:
+                reason = str(error) or "timeout"
             await asyncio.sleep(_RETRY_S)
         raise SettingsError(
             f"the gateway has not answered within {within_s:g} s ({reason}); start the mesh with "
@@ -80,14 +92,18 @@ class Gateway:
             NotServedError: The gateway gives no list now.
             SettingsError: It refuses the key, or has no model.
         """
-        async with self._session.get("/v1/models") as response:
+        timeout = aiohttp.ClientTimeout(total=_LIST_TIMEOUT_S)
+        async with self._session.get("v1/models", timeout=timeout) as response:
             if response.status != _OK:
                 reason = f"status {response.status}: {(await response.text())[:200]}"
                 if response.status in _KEY_REFUSED:
                     raise SettingsError(f"HEADWAY_API_KEY is not accepted: {reason}")
                 raise NotServedError(reason)
-            data = (await response.json())["data"]
-        names = tuple(each["id"] for each in data if not each.get("parent"))
+            try:
+                listed = _decode_list.decode(await response.read())
+            except msgspec.MsgspecError as error:
+                raise NotServedError(f"the list of models cannot be read: {error}") from error
+        names = tuple(each.id for each in listed.data if not each.parent)
         if not names:
             raise SettingsError("the gateway has no model")
         return names
@@ -111,7 +127,9 @@ class Gateway:
         first_s: Seconds | None = None
         text = ""
         timeout = aiohttp.ClientTimeout(total=_STREAM_TIMEOUT_S)
-        async with self._session.post(form.value, json=body, timeout=timeout) as response:
+        async with self._session.post(
+            form.value.removeprefix("/"), json=body, timeout=timeout
+        ) as response:
             async for part in _parts(response):
                 if part and first_s is None:
                     first_s = time.monotonic() - began

@@ -1,7 +1,7 @@
 """`headway demo`: figures of the classes, and streamed answers of a gateway."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -13,7 +13,9 @@ from starlette.routing import Route
 
 from ops.ports import free_port
 from services.mesh.cli import main
+from services.mesh.demo import http
 from services.mesh.demo.classes import CLASSES, Asked, PromptForm, figures, is_attained, quantile
+from services.mesh.demo.cli import gateway_address, show
 from services.mesh.demo.http import Gateway, NotServedError
 from services.mesh.demo.load import usable_models
 from shared.contracts.errors import SettingsError
@@ -58,6 +60,17 @@ def test_figures_count_requests_without_an_answer():
     assert (row["requests"], row["answered"], row["attained"]) == (2, 1, 1)
     assert row["e2e_s"] == {"p50": 2.0, "p95": 2.0}
     assert row["errors"] == ["refused"]
+
+
+def test_the_table_fits_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[str]):
+    answers = [asked(each.name, 12.34, 45.67) for each in CLASSES]
+    show([figures(answers, each) for each in CLASSES], answers[0])
+    lines = capsys.readouterr().out.splitlines()
+
+    assert max(map(len, lines)) <= 80
+    (row,) = [line for line in lines if line.strip().startswith("interactive ")]
+    assert "12.34 / 12.34" in row
+    assert "45.67 / 45.67" in row
 
 
 async def models(_: Request) -> Response:
@@ -168,6 +181,53 @@ async def test_a_stream_that_cannot_be_read_is_an_error_of_its_request():
 def test_a_length_of_the_load_out_of_range_is_refused(capsys: pytest.CaptureFixture[str]):
     assert main(["demo", "--seconds", "601"]) == 2
     assert "--seconds: 601 must be from 1 to 600" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "//host/v1", "http://", "http://host:none"])
+def test_an_address_that_is_not_http_is_refused(url: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["demo", "--url", url]) == 2
+    assert f"--url is {url!r}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/"])
+@pytest.mark.parametrize("prefix", ["", "/behind/a/proxy"])
+async def test_a_gateway_is_reached_by_each_form_of_its_address(prefix: str, path: str):
+    port = free_port()
+    routes = [Route(f"{prefix}/v1/models", models)]
+    address = gateway_address(f"http://127.0.0.1:{port}{prefix}{path}")
+    async with (
+        serve_http(Starlette(routes=routes), host="127.0.0.1", port=port),
+        aiohttp.ClientSession(address) as session,
+    ):
+        assert "chatty" in await Gateway(session).models(within_s=5.0)
+
+
+async def listed_slowly(_: Request) -> Response:
+    await asyncio.sleep(2.0)
+    return JSONResponse({"data": []})
+
+
+async def listed_otherwise(_: Request) -> Response:
+    return JSONResponse({"models": []})
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"), [(listed_slowly, "timeout"), (listed_otherwise, "cannot be read")]
+)
+async def test_a_server_that_lists_no_models_is_named_with_the_reason(
+    answer: Callable[[Request], Awaitable[Response]],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(http, "_LIST_TIMEOUT_S", 0.1)
+    port = free_port()
+    async with (
+        serve_http(Starlette(routes=[Route("/v1/models", answer)]), host="127.0.0.1", port=port),
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
+        asyncio.timeout(30.0),
+    ):
+        with pytest.raises(SettingsError, match=f"has not answered.*{reason}"):
+            await Gateway(session).models(within_s=0.2)
 
 
 def test_targets_of_the_classes_are_described():
