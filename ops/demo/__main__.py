@@ -20,7 +20,7 @@ from ops.demo.totals import agent_totals
 from ops.demo.workload import Planned, plan_workload
 from ops.environment import broker_for, engine_for
 from services.mesh.launch import mesh_of
-from services.mesh.mesh import READY_TIMEOUT_S, Mesh
+from services.mesh.mesh import READY_TIMEOUT_S, Mesh, stop_signals
 from services.mesh.spec import EMBEDDED
 from shared.contracts.base import Seconds
 from shared.contracts.errors import MeshError
@@ -47,6 +47,8 @@ QUIET_ENGINES = {"VLLM_LOGGING_LEVEL": "ERROR", "TQDM_DISABLE": "1", "PYTHONWARN
 """
 Environment variables that silence engines; with the embedded broker, engines log to this terminal.
 """
+INTERRUPTED = 130
+"""Exit code of a shell's command that Ctrl-C has ended."""
 _STARTED = time.monotonic()
 
 
@@ -70,16 +72,24 @@ def main() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads than cores slow engines down
     _warn(load_warning(os.getloadavg()[0], num_cores=len(os.sched_getaffinity(0))))
     try:
+        options.out.mkdir(parents=True, exist_ok=True)
         engine, engine_line = engine_for(options.engine)
         say(engine_line)
         return asyncio.run(run(options, engine))
-    except MeshError as error:
+    except (MeshError, OSError) as error:
         say(f"failed: {error}")
         return 1
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        say("interrupted")
+        return INTERRUPTED
 
 
 async def run(options: argparse.Namespace, engine: str) -> int:
-    """Serve the load in each arm of the demo, and report the results."""
+    """
+    Serve the load in each arm of the demo, and report the results; a signal cancels it, so that
+    the mesh and a private broker are stopped.
+    """
+    _cancel_at_signals()
     models = make_tiny_models(STATE / "models", weights=engine == "vllm")
     registry = _only(models, STATE / "demo" / "models.json")
     duration_s = options.seconds or LOAD_S[engine]
@@ -123,6 +133,22 @@ async def run(options: argparse.Namespace, engine: str) -> int:
     if options.json:
         print(encoded.decode())
     return 0 if is_success(data["arms"]) else 1
+
+
+def _cancel_at_signals() -> None:
+    """Cancel this task at the first signal that stops the demo; ignore further ones."""
+    task = asyncio.current_task()
+    is_stopping = False
+
+    def on_signal() -> None:
+        nonlocal is_stopping
+        if task is not None and not is_stopping:
+            is_stopping = True
+            task.cancel()
+            say("stopping ...")
+
+    for number in stop_signals():
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
 
 
 async def _serve(

@@ -1,5 +1,6 @@
 """Life cycle of a mesh: start, wait until ready, stop."""
 
+import signal
 from abc import ABC, abstractmethod
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
@@ -89,6 +90,15 @@ class Mesh(ABC):
         traceback: TracebackType | None,
     ) -> None:
         await self.stop()
+
+
+def stop_signals() -> list[signal.Signals]:
+    """
+    Signals that end the process of a mesh, which then stops the services. SIGHUP comes when a
+    terminal is closed: the services have sessions of their own, and would stay. `nohup` ignores it.
+    """
+    ends = [signal.SIGINT, signal.SIGTERM]
+    return ends if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [*ends, signal.SIGHUP]
 
 
 def is_agent(name: str) -> bool:

@@ -65,5 +65,5 @@ SecondsOption = Annotated[float, read_by(_seconds, metavar="SECONDS")]
 """Finite duration in seconds that is not negative."""
 Positive = Annotated[int, whole(least=1)]
 """Integer of at least 1."""
-Port = Annotated[int, whole(least=0, most=65535)]
+Port = Annotated[int, whole(least=1, most=65535)]
 Name = Annotated[str, Parameter(metavar="NAME")]

@@ -169,26 +169,28 @@ async def test_kill_ends_a_service_that_ignores_its_cancellation(tmp_path: Path)
 
 
 NEVER_READY = """
-import asyncio, sys
+import asyncio, signal, sys
 from services.mesh import cli, embedded
 
 async def wait_ready(*_, **__):
     await asyncio.Event().wait()
 
 embedded.wait_ready = wait_ready
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` around the tests ignores it
 sys.exit(cli.main())
 """
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_a_mesh_that_is_not_ready(tmp_path: Path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_ctrl_c_ends_a_mesh_that_is_not_ready(tmp_path: Path, number: signal.Signals):
     """A mesh that never becomes ready, so that the signal always arrives before readiness."""
     command = [sys.executable, "-c", NEVER_READY, "up", "--broker", EMBEDDED]
     options = ["--port", str(free_port()), "--log-dir", str(tmp_path)]
     with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert process.stderr.readline() == "starting\n"
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         try:
             _, said = process.communicate(timeout=60)
         finally:

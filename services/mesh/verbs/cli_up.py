@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import msgspec
 from cyclopts import Group, Parameter
 
 from services.mesh.launch import mesh_of
+from services.mesh.mesh import stop_signals
 from services.mesh.models.sources import write_model_registry
 from services.mesh.spec import AgentSpec, MeshSpec
 from services.mesh.verbs.options import DATA_DIR, AmqpUrl, File, Folder, file_of
@@ -142,7 +142,7 @@ async def up(*, options: UpOptions = UpOptions(), amqp_url: AmqpUrl = DEFAULT_AM
             starting.cancel()
         stop.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     print("starting", file=sys.stderr)
     async with mesh_of(spec) as mesh:

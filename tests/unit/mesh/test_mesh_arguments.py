@@ -1,5 +1,6 @@
 """Arguments and help texts of the verbs of `headway`."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import structlog
 
 from ops.ports import free_port
 from services.mesh.cli import MeshProgram, main
+from services.mesh.mesh import stop_signals
 from services.mesh.spec import EMBEDDED_SEEN
 from services.mesh.verbs.cli_submit import SubmitOptions, begin_time
 from shared.contracts.errors import SettingsError
@@ -164,6 +166,22 @@ def test_time_to_begin_is_absolute_or_relative(text: str | None, time: float | N
 def test_time_to_begin_that_cannot_be_read_is_refused(text: str):
     with pytest.raises(SettingsError, match="--not-before"):
         begin_time(text, 1000.0)
+
+
+def test_the_gateway_of_up_needs_a_port(capsys: pytest.CaptureFixture[str]):
+    assert main(["up", "--port", "0"]) == 2
+    assert "--port: 0 is below 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("given", "ends"), [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])
+def test_the_end_of_a_terminal_ends_up_unless_nohup_ignores_it(
+    given: signal.Handlers, *, ends: bool
+):
+    before = signal.signal(signal.SIGHUP, given)
+    try:
+        assert (signal.SIGHUP in stop_signals()) is ends
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_ends_of_a_request_are_arguments():
