@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -58,7 +59,7 @@ async def usage(
     if json:
         print_data([_data(row) for row in found.rows], as_json=True)
     else:
-        Console().print(_table(found, columns))
+        Console(markup=False).print(table_of(found, columns))
     return EXIT_OK
 
 
@@ -67,12 +68,13 @@ def _data(row: UsageRow) -> dict[str, Any]:
     return values | {"total_tokens": row.total_tokens}
 
 
-def _table(found: UsageReported, by: tuple[str, ...]) -> Table:
-    table = Table()
+def table_of(found: UsageReported, by: tuple[str, ...]) -> Table:
+    """Table of rows by the columns *by*, which are folded in a narrow terminal."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in by:
         table.add_column(name, overflow="fold")
     for name in ("completed", "failed", "prompt", "cached", "completion", "total"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for row in found.rows:
         completed = row.requests.get("completed", 0)
         fields = {
