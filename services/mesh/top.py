@@ -105,8 +105,8 @@ class View:
                 qos_class,
                 str(len(members)),
                 f"{sum(o.attained for o in members) / len(members):.1%}",
-                f"{_quantile(ttft_s, 0.5):.3f}",
-                f"{_quantile(ttft_s, 0.99):.3f}",
+                _quantile(ttft_s, 0.5),
+                _quantile(ttft_s, 0.99),
             )
         return table
 
@@ -137,5 +137,6 @@ async def watch(broker: Broker, *, duration_s: float, live: bool) -> View:
     return view
 
 
-def _quantile(values: list[float], level: float) -> float:
-    return values[min(len(values) - 1, int(level * len(values)))] if values else 0.0
+def _quantile(values: list[float], level: float) -> str:
+    """A quantile of sorted times in seconds as text; `-` without times."""
+    return f"{values[min(len(values) - 1, int(level * len(values)))]:.3f}" if values else "-"

@@ -22,7 +22,7 @@ from shared.contracts.base import UnixTime
 from shared.contracts.errors import SettingsError
 from shared.contracts.ingress import InferenceRequest
 from shared.contracts.qos import Importance, OnLate, Slo
-from shared.contracts.requests import ReplyMode, RequestFailed
+from shared.contracts.requests import ReplyMode, RequestCompleted, RequestFailed
 from shared.producer.producer import Request
 from shared.runtime.cli import broker_factory, print_data
 from shared.runtime.clock import SystemClock
@@ -119,14 +119,19 @@ async def submit(
         print(f"\n{final.error.code}: {final.error.message}", file=sys.stderr)
     else:
         print("" if shows_text or not final.response else bytes(final.response).decode())
-        verdict, usage = final.verdict, final.usage
-        print(
-            f"{final.instance_id}: {usage.prompt_tokens} + {usage.completion_tokens} tokens, "
-            f"first after {verdict.ttft_s or 0:.3f} s, all after {verdict.ttlt_s or 0:.3f} s, "
-            f"SLO {'attained' if verdict.attained else 'missed'}",
-            file=sys.stderr,
-        )
+        print(summary(final), file=sys.stderr)
     return EXIT_FAILED if isinstance(final, RequestFailed) else EXIT_OK
+
+
+def summary(final: RequestCompleted) -> str:
+    """One line about an answer; without a time to the first token if it has no tokens."""
+    verdict, usage = final.verdict, final.usage
+    first = "" if verdict.ttft_s is None else f"first after {verdict.ttft_s:.3f} s, "
+    return (
+        f"{final.instance_id}: {usage.prompt_tokens} + {usage.completion_tokens} tokens, "
+        f"{first}all after {verdict.ttlt_s or 0:.3f} s, "
+        f"SLO {'attained' if verdict.attained else 'missed'}"
+    )
 
 
 def _show(text: str) -> None:

@@ -5,16 +5,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec import Raw
 
 from services.mesh.submit import call_request, read_requests, submit_all
+from services.mesh.verbs.cli_submit import summary
 from shared.broker import topology
 from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import Delivery, OutMessage, PublishOutcome, Settlement
 from shared.contracts.base import encode
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import CallRequest, InferenceRequest
+from shared.contracts.qos import SloVerdict
 from shared.contracts.requests import Final, RequestFailed
 from tests.deliveries import UnreliableBroker
 from tests.unit.producer.builders import completed
@@ -158,3 +161,11 @@ def test_file_may_have_requests_in_both_forms(tmp_path: Path):
 
     assert isinstance(own, InferenceRequest)
     assert isinstance(call, CallRequest)
+
+
+@pytest.mark.parametrize(("first_s", "said"), [(0.25, "first after 0.250 s, "), (None, "")])
+def test_the_summary_has_no_time_to_a_token_that_never_came(first_s: float | None, said: str):
+    verdict = SloVerdict(attained=True, ttft_s=first_s, ttlt_s=0.5)
+    final = msgspec.structs.replace(completed("run"), verdict=verdict)
+
+    assert f" tokens, {said}all after 0.500 s, SLO attained" in summary(final)

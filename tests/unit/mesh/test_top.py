@@ -10,9 +10,10 @@ from rich.console import Console
 from services.mesh.spec import EMBEDDED_SEEN
 from services.mesh.top import NONE_FINISHED, View
 from services.mesh.verbs import cli_watch
-from shared.contracts.base import InstanceId, ModelName
+from shared.contracts.base import InstanceId, ModelName, RequestId, TenantId
 from shared.contracts.errors import MeshError
-from shared.contracts.telemetry import InstanceStatus, InstanceTotals
+from shared.contracts.qos import QosClass
+from shared.contracts.telemetry import InstanceStatus, InstanceTotals, RequestObserved
 from tests.clocks import NOW
 
 URL = "amqp://me:secret@broker:5672/"
@@ -43,6 +44,30 @@ def test_all_figures_fit_a_terminal_without_colour(columns: int):
     assert "inference-pool-7f9c6d-0" in names
     assert NONE_FINISHED in text
     assert "last 0 requests" not in text
+
+
+def test_a_class_without_first_tokens_has_no_times_to_them():
+    view = View()
+    first_tokens = {QosClass.INTERACTIVE: NOW + 0.25, QosClass.BEST_EFFORT: 0.0}
+    for qos_class, first_token_at in first_tokens.items():
+        view.on_message(
+            RequestObserved(
+                request_id=RequestId("r"), instance_id=InstanceId("a"), model=ModelName(MODEL),
+                engine="e", device="d", application="*", tenant=TenantId("t"),
+                qos_class=qos_class, prompt_tokens=1, output_tokens=0, arrived_at=NOW,
+                pulled_at=NOW, submitted_at=NOW, first_token_at=first_token_at,
+                finished_at=NOW + 1.0, attained=True,
+            )
+        )  # fmt: skip
+    out = StringIO()
+    Console(file=out, width=80, no_color=True).print(view.tables())
+    lines = [line for line in out.getvalue().splitlines() if "100.0%" in line]
+    rows = [line.replace("│", " ").split() for line in lines]
+
+    assert sorted(rows) == [
+        ["best_effort", "1", "100.0%", "-", "-"],
+        ["interactive", "1", "100.0%", "0.250", "0.250"],
+    ]
 
 
 @pytest.mark.parametrize("given", [{"once": True}, {"json": True}])
