@@ -116,11 +116,13 @@ async def submit(
     """
     if files.output is not None and not wait:
         raise SettingsError("--output needs --wait; or use `headway batch results` later")
+    # Before the upload, since the file would stay at the gateway if its endpoint is unknown.
+    endpoint = endpoint or await asyncio.to_thread(endpoint_of, file)
     async with batch_client(gateway.url, gateway.key) as client:
         batch = await client.create(
             {
                 "input_file_id": await client.upload(file),
-                "endpoint": endpoint or await asyncio.to_thread(endpoint_of, file),
+                "endpoint": endpoint,
                 "completion_window": window,
                 "metadata": {
                     key: value for key, _, value in (each.partition("=") for each in metadata)

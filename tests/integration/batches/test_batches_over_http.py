@@ -222,7 +222,7 @@ async def test_the_command_fails_if_a_line_does(
 
 
 async def test_the_command_names_what_is_wrong(
-    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    url: str, client: openai.AsyncOpenAI, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     file = tmp_path / "in.jsonl"
     missing = await run(url, "submit", str(file))
@@ -242,3 +242,4 @@ async def test_the_command_names_what_is_wrong(
     assert "--endpoint" in errors[1]
     assert "batch_not_found" in errors[2]
     assert "no answer from http://127.0.0.1:9" in errors[3]
+    assert [each.id async for each in client.files.list()] == []
