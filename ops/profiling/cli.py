@@ -8,7 +8,6 @@ from cyclopts import Parameter
 
 from ops.profiling.cli_shape import profile_shape
 from ops.profiling.grid import Grid
-from ops.profiling.option_values import Integer
 from ops.profiling.output import OutputOptions, Report, Subject, progress, report_of
 from ops.profiling.profiler import Profiler
 from services.agent.backends.registry import BACKENDS, create_backend
@@ -21,7 +20,7 @@ from shared.models.registry import ModelRegistry
 from shared.models.tiny import make_tiny_models
 from shared.runtime.clock import SystemClock
 from shared.runtime.lifecycle import EXIT_OK
-from shared.runtime.options import Name
+from shared.runtime.options import Name, whole
 from shared.runtime.program import verb
 
 _NOTES = """\
@@ -43,7 +42,7 @@ class EngineOptions:
     """Registry of the model; default: tiny models, created in --models-dir."""
     model: Name | None = None
     """Base model; default: the first of the registry."""
-    seed: Integer = 0
+    seed: Annotated[int, whole(least=0)] = 0
     """Seed of the prompts' tokens."""
     models_dir: Folder = Path(".headway/profile/models")
     """Directory of the tiny models created without a registry."""

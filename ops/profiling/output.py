@@ -58,6 +58,8 @@ class OutputOptions:
         """
         if not self.out.parent.is_dir():
             raise SettingsError(f"--out: {self.out.parent} is not a directory")
+        if self.out.is_dir():
+            raise SettingsError(f"--out: {self.out} is a directory")
         if self.plot is not None:
             profile_picture.check(self.plot)
 

@@ -58,6 +58,8 @@ def test_text_output_has_the_coefficients(tmp_path: Path, capfd: pytest.CaptureF
         (["--model", "tiny-gpt"], "--model: 'tiny-gpt' must be one of tiny-llama"),
         (["--chunks", "4000"], "chunks: 4000 is above the limit of 3840"),
         (["--out", "/nowhere/profile.json"], "--out: /nowhere is not a directory"),
+        (["--out", "/"], "--out: / is a directory"),
+        (["--seed", "-1"], "--seed: -1 is below 0"),
     ],
 )
 def test_invalid_option_is_refused_by_name(
