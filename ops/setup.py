@@ -75,7 +75,11 @@ def main() -> int:
         return 2
     if not has_pip() and not make_venv():
         return 1
-    stage("headway", install_headway, [ROOT / "pyproject.toml", LOCK])
+    try:
+        stage("headway", install_headway, [ROOT / "pyproject.toml", LOCK])
+    except subprocess.CalledProcessError:
+        say("Headway could not be installed; the installer's message is above")
+        return 1
     with compiled_kernels():
         if wants_vllm(chosen=options.vllm):
             stage("vllm", install_vllm, [VLLM_REQUIREMENTS, LOCK])

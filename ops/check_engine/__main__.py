@@ -19,7 +19,7 @@ from ops.check_engine.programs import bench, profile, suite
 from ops.check_engine.report import Report, markdown, unexplained
 from ops.devices import gpus
 from services.agent.verbs.cli_check_engine import DEFAULTS, CheckOptions
-from shared.contracts.errors import SettingsError
+from shared.contracts.errors import MeshError, SettingsError
 from shared.runtime.lifecycle import EXIT_USAGE
 from shared.runtime.logging import configure_logging
 from shared.runtime.options import JsonOption
@@ -92,8 +92,12 @@ def check(*, given: CheckOptions = DEFAULTS, json: JsonOption = False) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the check; return 1 if a part failed, 2 for invalid arguments."""
-    return Program(verb("python -m ops.check_engine", check)).main(arguments)
+    """
+    Run the check; return 1 if a part failed or the report cannot be written, 2 for invalid
+    arguments.
+    """
+    program = Program(verb("python -m ops.check_engine", check), failures=(MeshError, OSError))
+    return program.main(arguments)
 
 
 def _results(options: Options) -> list[PartResult]:

@@ -71,7 +71,7 @@ def main() -> int:
     options = parser.parse_args()
     try:
         made = _make(options.out, options.images, options.targets or TARGETS)
-    except MeshError as error:
+    except (MeshError, OSError) as error:
         print(f"release: {error}", file=sys.stderr)
         return 1
     if options.json:

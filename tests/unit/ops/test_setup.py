@@ -207,6 +207,19 @@ def test_set_up_prints_the_package_that_is_missing(
     assert "python3-venv" in capsys.readouterr().err
 
 
+def test_packages_that_cannot_be_installed_end_the_set_up_without_a_traceback(
+    venv: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def fail(*_arguments: str, **_: object) -> None:
+        raise subprocess.CalledProcessError(1, "uv")
+
+    monkeypatch.setattr(setup, "install", fail)
+
+    assert set_up(monkeypatch) == 1
+    assert "could not be installed" in capsys.readouterr().err
+    assert not (venv / "setup-headway.stamp").exists()
+
+
 @pytest.mark.parametrize(
     ("given", "options"), [("", []), ("VLLM=no", ["--no-vllm"]), ("VLLM=yes", ["--vllm"])]
 )

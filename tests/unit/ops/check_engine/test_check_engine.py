@@ -197,6 +197,16 @@ def test_an_invalid_model_is_refused_before_the_check(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_report_that_cannot_be_written_is_a_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = tmp_path / "file"
+    file.touch()
+
+    assert check(["--out", str(file)]) == 1
+    assert str(file) in capsys.readouterr().err
+
+
 def test_all_engines_of_the_suite_are_counted_by_their_names():
     assert set(programs.ENGINES) == set(RIGS)
     assert [programs._engine_of(f"test_a[{name}-1]") for name in RIGS] == list(RIGS)

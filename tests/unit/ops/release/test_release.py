@@ -38,3 +38,16 @@ def test_the_bill_names_the_packages_and_no_path_of_this_machine(tmp_path: Path)
     names = {each["name"] for each in content["components"]}
     assert {"aio-pika", "msgspec"} <= names
     assert str(ROOT) not in bill.read_text()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path):
+    file = tmp_path / "file"
+    file.touch()
+    done = subprocess.run(
+        [sys.executable, "-m", "ops.release", "--out", file],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("release: ")
+    assert str(file) in done.stderr
