@@ -128,6 +128,7 @@ class PrivateNode:
         while not self.running:
             if process.poll() is not None or time.monotonic() > give_up_at:
                 self.kill()
+                self._end_port_mapper()
                 raise BrokerUnavailableError(f"RabbitMQ did not start; see {log}")
             time.sleep(0.1)
 
@@ -145,8 +146,7 @@ class PrivateNode:
     def close(self) -> None:
         """Stop the RabbitMQ node and its port mapper."""
         self.stop()
-        self._end_process(self._state["pids"].get("epmd"), signal.SIGTERM)
-        self._forget("epmd")
+        self._end_port_mapper()
 
     def ctl(self, *arguments: str) -> str:
         """
@@ -194,6 +194,10 @@ class PrivateNode:
                 start_new_session=True,
             )
             self._remember("epmd", process)
+
+    def _end_port_mapper(self) -> None:
+        self._end_process(self._state["pids"].get("epmd"), signal.SIGTERM)
+        self._forget("epmd")
 
     def _end(self, how: signal.Signals) -> None:
         # Kill Erlang's virtual machine first: the launcher is a shell that waits for it.

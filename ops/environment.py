@@ -100,12 +100,16 @@ def _scratch_vhost(url: str) -> Iterator[str]:
     user = unquote(parts.username or "guest")
     try:
         run_ctl([ctl, "-q", "add_vhost", name])
-        run_ctl([ctl, "-q", "set_permissions", "-p", name, user, ".*", ".*", ".*"])
     except BrokerUnavailableError:
         yield url  # the user may not administer the broker
         return
     try:
-        yield parts._replace(path=f"/{name}").geturl()
+        run_ctl([ctl, "-q", "set_permissions", "-p", name, user, ".*", ".*", ".*"])
+        scratch = parts._replace(path=f"/{name}").geturl()
+    except BrokerUnavailableError:  # the broker at the URL is another one
+        scratch = url
+    try:
+        yield scratch
     finally:
         with contextlib.suppress(BrokerUnavailableError):
             run_ctl([ctl, "-q", "delete_vhost", name])
