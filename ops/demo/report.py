@@ -167,7 +167,7 @@ def _rows(arms: list[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
         rows.append((label, [str(arm["counts"].get(name, 0)) for arm in arms]))
     rows.append(
         (
-            f"lost, not answered within {ANSWER_TIMEOUT_S:g} s",
+            f"lost: failed, or no answer in {ANSWER_TIMEOUT_S:g} s",
             [f"{arm['lost']} of {arm['sent']}" for arm in arms],
         )
     )
