@@ -1,4 +1,4 @@
-# Headway. `make` lists the targets. All files are written to .venv, .headway and results; only
+# Headway. `make` lists the targets. All files are written to .venv, .headway, results and dist; only
 # `make broker` installs system packages.
 
 PYTHON ?= python3
