@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from shared.broker.protocol import BindingSpec, Broker, Delivery, QueueSpec, Settlement
 from shared.contracts.base import Decoder, Message
-from shared.contracts.errors import ContractError
+from shared.contracts.errors import ContractError, MeshError
 
 M = TypeVar("M", bound=Message)
 PREFETCH = 256
@@ -26,7 +26,9 @@ async def listening(
     Messages of other kinds, e.g. from newer versions, are skipped.
 
     Args:
-        queue: Queue that this function declares, e.g. `topology.temporary_queue`.
+        queue: Queue that this function declares, e.g. `topology.temporary_queue`. At the end it is
+            deleted, so that a client that listens often does not collect queues; without a
+            connection, the queue ends with it.
         bindings: Exchange and routing key of each binding.
     """
 
@@ -36,10 +38,14 @@ async def listening(
         await delivery.settle(Settlement.ACK)
 
     await broker.declare_queue(queue)
-    for exchange, key in bindings:
-        await broker.bind(BindingSpec(exchange=exchange, queue=queue.name, routing_key=key))
-    subscription = await broker.consume(queue.name, on_delivery, prefetch=PREFETCH)
     try:
-        yield
+        for exchange, key in bindings:
+            await broker.bind(BindingSpec(exchange=exchange, queue=queue.name, routing_key=key))
+        subscription = await broker.consume(queue.name, on_delivery, prefetch=PREFETCH)
+        try:
+            yield
+        finally:
+            await subscription.cancel()
     finally:
-        await subscription.cancel()
+        with suppress(MeshError):
+            await broker.delete_queue(queue.name)

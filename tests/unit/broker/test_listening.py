@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from shared.broker import topology
 from shared.broker.listening import listening
 from shared.broker.memory.broker import MemoryBroker
@@ -9,6 +11,7 @@ from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import OutMessage
 from shared.contracts.base import Decoder, encode
 from shared.contracts.control import LaneNonempty
+from shared.contracts.errors import QueueNotFoundError
 
 DECODE: Decoder[LaneNonempty] = Decoder(LaneNonempty)
 
@@ -47,3 +50,23 @@ async def test_no_message_arrives_after_the_block():
         await asyncio.sleep(0)
 
     assert heard == []
+
+
+async def test_the_queue_is_deleted_at_the_end():
+    hub, queue = MemoryHub(), topology.temporary_queue("test")
+    async with MemoryBroker(hub) as near:
+        await topology.declare(near)
+        async with listening(near, queue, DECODE, [(topology.TELEMETRY, "a")], lambda _: None):
+            assert await near.depth(queue.name) is not None
+
+        assert await near.depth(queue.name) is None
+
+
+async def test_the_queue_is_deleted_if_it_cannot_be_bound():
+    hub, queue = MemoryHub(), topology.temporary_queue("test")
+    async with MemoryBroker(hub) as near:
+        with pytest.raises(QueueNotFoundError):
+            async with listening(near, queue, DECODE, [("no-exchange", "a")], lambda _: None):
+                pass
+
+        assert await near.depth(queue.name) is None
