@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, TypeVar
 
@@ -22,6 +23,9 @@ class _LoopThread:
     def __init__(self, name: str) -> None:
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
+        self._gate = threading.Lock()
+        """Held to begin a coroutine, so that none begins after the end of the loop."""
+        self._closed = False
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
@@ -30,24 +34,52 @@ class _LoopThread:
         Run *coroutine* in the thread, and return its result.
 
         Raises:
-            MeshError: This process is a fork of the one that has the thread.
+            MeshError: This process is a fork of the one that has the thread, or the thread has
+                ended or ends.
         """
-        if os.getpid() != self._pid:
+        try:
+            future = self._begin(coroutine)
+        except MeshError:
             coroutine.close()
-            raise MeshError("the client belongs to the parent process: connect after the fork")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            raise
         try:
             return future.result()
+        except CancelledError as error:
+            raise MeshError("the client was closed before the answer") from error
         except BaseException:  # also KeyboardInterrupt, which ends the wait only
             future.cancel()
             raise
 
     def close(self) -> None:
-        """End the loop and the thread."""
-        self.run(self._loop.shutdown_asyncgens())
+        """End the loop and the thread; calls in progress in other threads raise `MeshError`."""
+        self._check_process()
+        with self._gate:
+            self._closed = True
+            ending = asyncio.run_coroutine_threadsafe(_end_others(), self._loop)
+        ending.result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    def _begin(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        self._check_process()
+        with self._gate:
+            if self._closed:
+                raise MeshError("the client is closed")
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise MeshError("the client belongs to the parent process: connect after the fork")
+
+
+async def _end_others() -> None:
+    """End all other tasks of the running loop, and its generators."""
+    while others := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in others:
+            task.cancel()
+        await asyncio.wait(others)
+    await asyncio.get_running_loop().shutdown_asyncgens()
 
 
 class SyncAnswer:
@@ -119,7 +151,8 @@ def connect_sync(
     """
     Context with a client for programs without asyncio; see `connect`.
 
-    Processes that fork connect after the fork.
+    Processes that fork connect after the fork. A call of another thread that is in progress at the
+    end, and each call after it, raises `MeshError`.
     """
     thread = _LoopThread(f"headway {name}")
     try:
