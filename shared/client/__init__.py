@@ -7,6 +7,7 @@ from shared.client.client import Answer, Client, connect
 from shared.client.errors import RequestError
 from shared.client.sync import SyncAnswer, SyncClient, connect_sync
 from shared.contracts.errors import (
+    BrokerAccessError,
     BrokerUnavailableError,
     CapacityError,
     ContractError,
@@ -20,6 +21,7 @@ from shared.producer.generation import RunDivergedError
 
 __all__ = [
     "Answer",
+    "BrokerAccessError",
     "BrokerUnavailableError",
     "CapacityError",
     "Client",

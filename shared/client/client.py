@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
-from urllib.parse import urlsplit
+
+from aio_pika.connection import make_url
 
 from shared.api.digests import body_digest
 from shared.broker import topology
@@ -15,7 +16,12 @@ from shared.broker.rpc import ask
 from shared.client.bodies import body_of, reply_mode
 from shared.client.errors import RequestError
 from shared.contracts.base import Decoder, Message, RequestId, encode
-from shared.contracts.errors import BrokerUnavailableError, ContractError, SettingsError
+from shared.contracts.errors import (
+    BrokerUnavailableError,
+    ContractError,
+    QueueNotFoundError,
+    SettingsError,
+)
 from shared.contracts.requests import RequestCompleted, RequestFailed
 from shared.contracts.stored import RequestAsked, RequestStatus
 from shared.producer.effects import NewTokens
@@ -200,19 +206,34 @@ async def connect(
 
     Raises:
         SettingsError: The URL is invalid, or the broker refuses the login or the virtual host.
-        BrokerUnavailableError: The broker does not answer.
+        BrokerUnavailableError: The broker does not answer, or the mesh has not been started.
+        BrokerAccessError: The user has no right to the reply queue.
     """
-    if urlsplit(url).scheme not in ("amqp", "amqps"):
-        raise SettingsError("the broker's URL must begin with amqp:// or amqps://")
-    user_id = broker_user(url)
-    async with (
-        AmqpBroker(url, client_name=name) as broker,
-        Producer(
+    user_id = _user_of(url)
+    async with AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(AmqpBroker(url, client_name=name))
+        producer = Producer(
             broker,
             name=name,
             clock=SystemClock(),
             user_id=user_id,
             give_up_after_s=give_up_after_s,
-        ) as producer,
-    ):
+        )
+        try:
+            await stack.enter_async_context(producer)
+        except QueueNotFoundError as error:
+            raise BrokerUnavailableError(
+                "the mesh's exchanges do not exist; has a planner been started?"
+            ) from error
         yield Client(broker, producer, user_id=user_id)
+
+
+def _user_of(url: str) -> str:
+    """The broker user of a URL, which is checked."""
+    try:
+        scheme = make_url(url).scheme
+    except ValueError as error:
+        raise SettingsError(f"the broker's URL is invalid: {error}") from error
+    if scheme not in ("amqp", "amqps"):
+        raise SettingsError("the broker's URL must begin with amqp:// or amqps://")
+    return broker_user(url)
