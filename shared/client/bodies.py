@@ -38,7 +38,7 @@ def body_of(fields: Mapping[str, Any]) -> InferenceRequest | CallRequest:
         encoded = msgspec.json.encode(fields)
         msgspec.json.decode(encoded, type=RequestedTargets)
         body = msgspec.json.decode(encoded, type=body_type)
-    except (msgspec.ValidationError, TypeError) as error:
+    except (msgspec.ValidationError, TypeError, UnicodeEncodeError, RecursionError) as error:
         raise ContractError(f"invalid request: {error}") from error
     if isinstance(body, InferenceRequest) and body.prompt is None and body.messages is None:
         raise ContractError("a request needs a prompt or messages", param="prompt")

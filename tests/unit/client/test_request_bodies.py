@@ -49,6 +49,7 @@ def test_a_call_keeps_the_body_of_its_endpoint():
         ({"model": "m", "prompt": "x", "max_tokens": 0}, "at `$.max_tokens`"),
         ({"model": "m", "prompt": "x", "slo": {"ttft": 1}}, "unknown field `ttft` - at `$.slo`"),
         ({"model": "m", "prompt": object()}, "invalid request: "),
+        ({"model": "m", "prompt": "a\udc80"}, "surrogates not allowed"),
         ({"endpoint": "/v1/completions", "body": {}, "top_p": 1}, "has no field 'top_p'"),
     ],
 )
