@@ -23,7 +23,8 @@ export type SubmitOptions = {
   /**
    * True: `id` stands for one request. To submit it again, here or elsewhere, returns its answer and
    * never runs it twice, and `status` knows it; it continues when this client closes. The mesh
-   * needs a store.
+   * needs a store. While it is in progress at this client, another submit here is rejected with the
+   * code `duplicate_request`.
    */
   idempotent?: boolean;
   /** W3C trace context that is sent with the request. */
@@ -37,15 +38,18 @@ export type ConnectOptions = {
   giveUpAfterS?: number;
 };
 
-/** Base of the errors of this package; `code` is a stable word. */
+/**
+ * Base of the errors of this package; `code` is a stable word. With the code `client_closed`, the
+ * client is closed.
+ */
 export class HeadwayError extends Error {
   constructor(code: string, message: string, options?: ErrorOptions);
   readonly code: string;
 }
 
 /**
- * The broker did not answer in time (`broker_unavailable`), refuses what this client does
- * (`broker_refused`), has no queues of a mesh (`unroutable`), or its queue of requests is full
+ * The broker did not answer in time (`broker_unavailable`), refuses what this client does,
+ * for example a login or a message that is too large (`broker_refused`), has no queues of a mesh (`unroutable`), or its queue of requests is full
  * (`over_capacity`).
  */
 export class BrokerError extends HeadwayError {}

@@ -6,7 +6,7 @@ import { randomUUID } from "node:crypto";
 import { RequestAssembly } from "./assembly.js";
 import { EXCHANGES, KINDS } from "./contract.js";
 import { BrokerError, HeadwayError, RequestError } from "./errors.js";
-import { userOf } from "./link.js";
+import { userOf, within } from "./link.js";
 import { Publisher } from "./publisher.js";
 import { Replies } from "./replies.js";
 
@@ -16,6 +16,7 @@ const GIVE_UP_AFTER_S = 60;
 const STATUS_TIMEOUT_S = 10;
 const FINISHED_MEMORY = 65_536;
 const TICK_MS = 1_000;
+const NO_PLANNER = "no planner has answered in time; is the mesh running?";
 /** Routing keys of the control exchange. */
 const CANCEL = "all.cancel";
 const QUESTION = "request.asked";
@@ -85,7 +86,7 @@ export class Client {
   #outstanding = new Map();
   /** Request id -> reason with which late runs of an ended request are stopped. */
   #finished = new Map();
-  /** Request id -> functions that take the answer to a question. */
+  /** Request id -> set of functions that take the answer to a question in progress. */
   #questions = new Map();
   #timer;
 
@@ -144,19 +145,19 @@ export class Client {
 
   /** How far an idempotent request of this user has come. */
   async status(requestId, { timeoutS = STATUS_TIMEOUT_S } = {}) {
-    const answered = new Promise((resolve) => {
-      const waiting = this.#questions.get(requestId) ?? [];
-      this.#questions.set(requestId, [...waiting, resolve]);
-    });
-    const question = { request_id: requestId, reply_to: this.#replies.queue };
-    await this.#control(QUESTION, KINDS.RequestAsked, question, this.#giveUpAfterMs);
-    let timer;
-    const late = new Promise((_, reject) => {
-      const text = "no planner has answered in time; is the mesh running?";
-      const error = new BrokerError("broker_unavailable", text);
-      timer = setTimeout(reject, 1_000 * timeoutS, error);
-    });
-    const status = await Promise.race([answered, late]).finally(() => clearTimeout(timer));
+    const waiting = this.#questions.get(requestId) ?? new Set();
+    this.#questions.set(requestId, waiting);
+    let answer, status;
+    const answered = new Promise((resolve) => (answer = resolve));
+    waiting.add(answer);
+    try {
+      const question = { request_id: requestId, reply_to: this.#replies.queue };
+      await this.#control(QUESTION, KINDS.RequestAsked, question, this.#giveUpAfterMs);
+      status = await within(1_000 * timeoutS, answered, NO_PLANNER);
+    } finally {
+      waiting.delete(answer);
+      if (waiting.size === 0) this.#questions.delete(requestId);
+    }
     if (status.problem) throw new RequestError(status.problem);
     return status;
   }
@@ -197,9 +198,7 @@ export class Client {
     }
     const requestId = reply.request_id;
     if (reply.kind === KINDS.RequestStatus) {
-      const waiting = this.#questions.get(requestId) ?? [];
-      this.#questions.delete(requestId);
-      for (const resolve of waiting) resolve(reply);
+      for (const answer of this.#questions.get(requestId) ?? []) answer(reply);
       return;
     }
     const entry = this.#outstanding.get(requestId);

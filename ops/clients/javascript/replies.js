@@ -1,9 +1,10 @@
 // The reply queue of a client, and its consumer.
 
 import { EXCHANGES } from "./contract.js";
-import { endTogether, openLink } from "./link.js";
+import { closeLink, endTogether, openLink, within } from "./link.js";
 
 const PREFETCH = 256;
+const DELETE_TIMEOUT_MS = 5_000;
 const ARGUMENTS = {
   "x-queue-type": "classic",
   "x-max-length-bytes": 256 * 1024 * 1024,
@@ -27,12 +28,14 @@ export class Replies {
   }
 
   async close() {
-    await this.#link?.close();
+    if (this.#link) await closeLink(this.#link);
   }
 
   /** Delete the queue if there is a connection; otherwise it expires. */
   async deleteQueue() {
-    await this.#channel?.deleteQueue(this.queue).catch(() => {});
+    if (this.#channel === null) return;
+    const deleting = this.#channel.deleteQueue(this.queue);
+    await within(DELETE_TIMEOUT_MS, deleting, "").catch(() => {});
   }
 
   async #setup(connection) {
