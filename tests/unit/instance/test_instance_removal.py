@@ -93,13 +93,9 @@ def test_a_lost_model_does_not_return_once_another_model_was_active():
 
 
 def test_the_release_of_another_model_keeps_the_model_that_an_operator_ordered():
-    """The released model is the one that a restarted engine could not activate again."""
     planned = ModelName("planned")
     driver = Driver()
     driver.give(ev.Added(model=ev.ModelFacts(model=planned, digest=EQUAL)))
-    driver.failing[do.Load] = ["no such weights"]
-    driver.die()
-    assert driver.instance.following.lost == MODEL
     driver.plan(planned, epoch=5)
     driver.order(LsoActivate(instance_id=OURS, model=OTHER))
     driver.give(ev.Removed(model=MODEL))
