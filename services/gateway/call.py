@@ -9,6 +9,7 @@ from shared.contracts.base import RequestId, TenantId, UnixTime
 from shared.contracts.ends import Ends
 from shared.contracts.qos import Clamp, Importance, Slo
 from shared.contracts.requests import ErrorInfo, RequestCompleted
+from shared.producer.generation import Generation
 from shared.tracing.context import TraceContext
 
 
@@ -40,6 +41,8 @@ class Call:
     trace: TraceContext | None = None
     digest: str | None = None
     """Digest of the HTTP request, if it may be repeated under its id; None: it may not."""
+    generations: list[Generation] = field(default_factory=list)
+    """Requests of the call in the mesh, also those that have ended."""
     finals: list[RequestCompleted] = field(default_factory=list)
     failure: ErrorInfo | None = None
     """Error of the first request that failed in the mesh."""
@@ -54,6 +57,16 @@ class Call:
         self._requests += 1
         number = self._requests
         return RequestId(self.call_id if number == 1 else f"{self.call_id}-{number}")
+
+    async def end(self) -> None:
+        """
+        Cancel the requests that have not ended, since the call has: its client has left, its time
+        limit has passed, or another of its requests has failed.
+
+        VLLM ends its requests only when Python collects the generators of a stream that was left,
+        which can take as long as the answer.
+        """
+        await asyncio.gather(*(generation.cancel() for generation in self.generations))
 
 
 current: ContextVar[Call] = ContextVar("call")

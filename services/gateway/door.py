@@ -193,6 +193,7 @@ class Door:
             return await response.fail(ErrorInfo(message=message, code="timeout", status=504))
         finally:
             current.reset(token)
+            await call.end()
         return response.outcome()
 
     def _call(self, body: CallBody, hints: Hints, tenant: TenantId, call_id: str) -> Call:

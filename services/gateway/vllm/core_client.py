@@ -151,6 +151,7 @@ class MeshCoreClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped
             )
         except MeshError as error:
             raise self._failed(call, error) from error
+        call.generations.append(generation)
         task = self._tasks.spawn(
             self._relayed(steps, generation, call), name=f"relay {generation.request_id}"
         )
