@@ -51,10 +51,11 @@ def test_a_signal_ends_the_demo_with_everything_that_it_has_started(
         demo._cancel_at_signals()
         os.kill(os.getpid(), number)
         try:
-            await asyncio.sleep(60.0)
+            await asyncio.Event().wait()
         finally:
             os.kill(os.getpid(), number)
-            await asyncio.sleep(0.01)
+            for _ in range(3):  # turns of the loop, in which it handles the signal
+                await asyncio.sleep(0)
             stopped.append(True)
         return 0
 
