@@ -10,7 +10,7 @@ from aio_pika.connection import make_url
 from shared.api.digests import body_digest
 from shared.broker import topology
 from shared.broker.amqp.broker import AmqpBroker
-from shared.broker.amqp.connection import broker_user
+from shared.broker.amqp.connection import UNREADABLE_URL, broker_user
 from shared.broker.protocol import Broker, PublishOutcome
 from shared.broker.rpc import ask
 from shared.client.bodies import body_of, reply_mode
@@ -232,8 +232,9 @@ def _user_of(url: str) -> str:
     """The broker user of a URL, which is checked."""
     try:
         scheme = make_url(url).scheme
-    except ValueError as error:
-        raise SettingsError(f"the broker's URL is invalid: {error}") from error
+    except ValueError:
+        # The text of the error may have the password.
+        raise SettingsError(UNREADABLE_URL) from None
     if scheme not in ("amqp", "amqps"):
         raise SettingsError("the broker's URL must begin with amqp:// or amqps://")
     return broker_user(url)

@@ -14,9 +14,9 @@ from shared.client import BrokerUnavailableError, SettingsError, connect
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("amqp://guest:guest@127.0.0.1:port/", "the broker's URL is invalid"),
-        ("amqp://guest:guest@127.0.0.1:99999/", "the broker's URL is invalid"),
-        ("amqp://[::1/", "the broker's URL is invalid"),
+        ("amqp://guest:guest@127.0.0.1:port/", "the broker's URL cannot be read"),
+        ("amqp://guest:guest@127.0.0.1:99999/", "the broker's URL cannot be read"),
+        ("amqp://[::1/", "the broker's URL cannot be read"),
         ("", "must begin with amqp://"),
         ("127.0.0.1", "must begin with amqp://"),
     ],
