@@ -84,7 +84,7 @@ class Departures:
         request, now = command.request, self._clock.now()
         run = self._runs.last(command.number)
         if request.reply_to is not None:
-            await self._outbox.flush_confirmed(request.reply_to)
+            await self._outbox.flush_confirmed(request.reply_to, request.request_id)
         for publication in command.publications:
             match publication:
                 case Completion() if run is not None:

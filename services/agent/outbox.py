@@ -7,7 +7,7 @@ from typing import TypeAlias
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage
 from shared.broker.retry import send_best_effort
-from shared.contracts.base import InstanceId, Seconds
+from shared.contracts.base import InstanceId, RequestId, Seconds
 from shared.contracts.errors import BrokerUnavailableError, MessageTooLargeError
 from shared.contracts.requests import RunStarted, TokenChunk, TokensEmitted
 from shared.contracts.stored import RunsStarted, StoredStart
@@ -31,7 +31,7 @@ class Outbox:
         self._broker = broker
         self._instance_id = instance_id
         self._period_s = period_s
-        self._pending: dict[str, list[OutMessage | _Chunks]] = {}
+        self._pending: dict[str, list[RunStarted | _Chunks]] = {}
         """Reply destination -> messages in order."""
         self._starts: list[StoredStart] = []
         self._hurried: set[str] = set()
@@ -42,8 +42,7 @@ class Outbox:
 
     def run_started(self, reply_to: str, started: RunStarted) -> None:
         """Send that a run has begun, before its tokens."""
-        message = OutMessage.transient(started, correlation_id=started.request_id)
-        self._pending.setdefault(reply_to, []).append(message)
+        self._pending.setdefault(reply_to, []).append(started)
         self.hurry(reply_to)
 
     def stored_run_started(self, start: StoredStart) -> None:
@@ -64,10 +63,10 @@ class Outbox:
         if not self._pending:
             self._wake.set()  # the period of these tokens begins
         pending = self._pending.setdefault(reply_to, [])
-        if not pending or isinstance(pending[-1], OutMessage):
+        if not pending or isinstance(pending[-1], RunStarted):
             pending.append({})
         chunks = pending[-1]
-        assert not isinstance(chunks, OutMessage)  # noqa: S101 - appended above
+        assert not isinstance(chunks, RunStarted)  # noqa: S101 - appended above
         known = chunks.get((chunk.run_id, chunk.child))
         chunks[chunk.run_id, chunk.child] = chunk if known is None else _joined(known, chunk)
 
@@ -93,33 +92,49 @@ class Outbox:
                 hurried, due = set(self._pending), loop.time() + self._period_s
             async with self._sending:
                 for reply_to in hurried:
-                    for message in self._taken(reply_to):
+                    for each in self._pending.pop(reply_to, ()):
+                        message = self._message(each)
                         await send_best_effort(self._broker, topology.REPLIES, reply_to, message)
 
     def stop(self) -> None:
         """Let `work` see that its event is set."""
         self._wake.set()
 
-    async def flush_confirmed(self, reply_to: str) -> None:
+    async def flush_confirmed(self, reply_to: str, request_id: RequestId) -> None:
         """
-        Publish the messages of one destination and wait for the broker's confirms.
+        Publish the messages of one request and wait for the broker's confirms.
+
+        The messages of other requests stay in order with those that `work` sends: confirmed
+        messages have another channel, and the broker does not order two channels.
 
         If the broker is unavailable or refuses their size, they are dropped; the final reply also
         has the tokens.
         """
         async with self._sending:
-            messages = self._taken(reply_to)
+            messages = [self._message(each) for each in self._taken(reply_to, request_id)]
         with contextlib.suppress(BrokerUnavailableError, MessageTooLargeError):
             for message in messages:
                 await self._broker.publish(topology.REPLIES, reply_to, message)
 
-    def _taken(self, reply_to: str) -> list[OutMessage]:
-        """Remove and return the messages of one destination."""
-        return [self._message(each) for each in self._pending.pop(reply_to, ())]
+    def _taken(self, reply_to: str, request_id: RequestId) -> list[RunStarted | _Chunks]:
+        """Remove and return the messages of one request, in order."""
+        taken: list[RunStarted | _Chunks] = []
+        left: list[RunStarted | _Chunks] = []
+        for each in self._pending.pop(reply_to, ()):
+            if isinstance(each, RunStarted):
+                (taken if each.request_id == request_id else left).append(each)
+                continue
+            own = {key: chunk for key, chunk in each.items() if chunk.request_id == request_id}
+            others = {key: chunk for key, chunk in each.items() if key not in own}
+            taken += [own] if own else []
+            left += [others] if others else []
+        if left:
+            self._pending[reply_to] = left
+        return taken
 
-    def _message(self, pending: OutMessage | _Chunks) -> OutMessage:
-        if isinstance(pending, OutMessage):
-            return pending
+    def _message(self, pending: RunStarted | _Chunks) -> OutMessage:
+        if isinstance(pending, RunStarted):
+            return OutMessage.transient(pending, correlation_id=pending.request_id)
         batch = TokensEmitted(instance_id=self._instance_id, chunks=tuple(pending.values()))
         return OutMessage.transient(batch)
 

@@ -122,7 +122,7 @@ async def test_hurried_destination_does_not_wait_for_the_period(rig: OutboxRig):
 async def test_tokens_are_sent_once_and_empty_messages_never(rig: OutboxRig, *, confirmed: bool):
     rig.outbox.add_tokens(REPLY, chunk("a", 0, 20))
     if confirmed:
-        await rig.outbox.flush_confirmed(REPLY)
+        await rig.outbox.flush_confirmed(REPLY, RequestId("of-a"))
     await rig.after(5 * PERIOD_S)
     rig.outbox.hurry(REPLY)
     await rig.after(5 * PERIOD_S)
@@ -139,9 +139,34 @@ async def test_flush_returns_after_the_messages_that_are_being_sent(rig: OutboxR
         if not rig.broker.sent:
             await asyncio.sleep(0)
     assert rig.broker.sent == [REPLY]
-    await rig.outbox.flush_confirmed(REPLY)
+    await rig.outbox.flush_confirmed(REPLY, RequestId("of-a"))
 
     assert await rig.broker.ready(REPLY) == 2
+
+
+async def test_flush_takes_no_messages_of_other_requests(rig: OutboxRig):
+    """Confirmed messages have another channel, so the tokens of a run could precede its start."""
+    rig.outbox.add_tokens(REPLY, chunk("a", 0, 20))
+    rig.outbox.add_tokens(REPLY, chunk("b", 5, 30))
+    rig.outbox.run_started(REPLY, start("c"))
+    rig.outbox.run_started(REPLY, start("a"))
+    rig.outbox.add_tokens(REPLY, chunk("c", 0, 40))
+    rig.outbox.add_tokens(REPLY, chunk("a", 1, 21))
+    await rig.outbox.flush_confirmed(REPLY, RequestId("of-a"))
+
+    sent = await rig.after(2 * PERIOD_S)
+    own = [
+        TokensEmitted(instance_id=I1, chunks=(chunk("a", 0, 20),)),
+        start("a"),
+        TokensEmitted(instance_id=I1, chunks=(chunk("a", 1, 21),)),
+    ]
+    assert [each for each in sent if each in own] == own
+    assert [each for each in sent if each not in own] == [
+        TokensEmitted(instance_id=I1, chunks=(chunk("b", 5, 30),)),
+        start("c"),
+        TokensEmitted(instance_id=I1, chunks=(chunk("c", 0, 40),)),
+    ]
+    assert len(rig.broker.attempts) == len(rig.broker.sent) == 3
 
 
 @pytest.mark.parametrize("confirmed", [False, True])
@@ -151,7 +176,7 @@ async def test_tokens_that_cannot_be_sent_are_dropped(rig: OutboxRig, *, confirm
     rig.outbox.hurry(REPLY)
     rig.broker.lose_connection()
     if confirmed:
-        await rig.outbox.flush_confirmed(REPLY)
+        await rig.outbox.flush_confirmed(REPLY, RequestId("of-a"))
     await asyncio.sleep(2 * PERIOD_S)
     rig.broker.reconnect()
 
