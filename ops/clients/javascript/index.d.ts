@@ -23,8 +23,8 @@ export type SubmitOptions = {
   /**
    * True: `id` stands for one request. To submit it again, here or elsewhere, returns its answer and
    * never runs it twice, and `status` knows it; it continues when this client closes. The mesh
-   * needs a store. While it is in progress at this client, another submit here is rejected with the
-   * code `duplicate_request`.
+   * needs a store. While it is in progress at this client, the answers of repeats come with the
+   * final; a submit with the same `id` and other fields is rejected with the code `id_conflict`.
    */
   idempotent?: boolean;
   /** W3C trace context that is sent with the request. */

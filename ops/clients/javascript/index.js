@@ -74,6 +74,12 @@ export class Answer {
     }
     this.#changed();
   }
+
+  /** Take a final and the whole answer in it; the client calls this method. */
+  takeWhole(final) {
+    const whole = new RequestAssembly(this.requestId, { streaming: false });
+    for (const effect of whole.observe(final, 0)) this.take(effect);
+  }
 }
 
 /** A connection to the mesh; `connect` opens it. */
@@ -82,7 +88,11 @@ export class Client {
   #replies;
   #userId;
   #giveUpAfterMs;
-  /** Request id -> {assembly, answer, isIdempotent} of the requests in progress. */
+  /**
+   * Request id -> {assembly, answers, asked, published} of the requests in progress. The first
+   * answer gets its parts as they come, later ones with the final; `asked` is null if the id may
+   * not be asked again.
+   */
   #outstanding = new Map();
   /** Request id -> reason with which late runs of an ended request are stopped. */
   #finished = new Map();
@@ -114,32 +124,45 @@ export class Client {
       throw new HeadwayError("invalid_request", "an idempotent request needs an id");
     }
     const requestId = fields.id ?? `req-${randomUUID()}`;
-    if (this.#outstanding.has(requestId)) {
-      throw new HeadwayError("duplicate_request", `request ${requestId} is already in progress`);
-    }
+    const asked = idempotent ? JSON.stringify(fields) : null;
+    if (this.#outstanding.has(requestId)) return this.#join(requestId, asked);
     const reply = fields.reply ?? (fields.endpoint && !fields.body?.stream ? "final" : "stream");
     const assembly = new RequestAssembly(requestId, { streaming: reply === "stream" });
     const answer = new Answer(requestId, (id) => this.#cancel(id));
-    this.#outstanding.set(requestId, { assembly, answer, isIdempotent: idempotent });
     const body = { arrived_at: Date.now() / 1_000, ...fields, id: requestId, reply };
     const headers = { ...(traceparent && { traceparent }) };
     if (idempotent) headers["x-headway-idempotent"] = true;
     const key = fields.slo?.ttft_s == null ? "rest" : "interactive";
+    const published = this.#publish(EXCHANGES.requests, key, body, {
+      messageId: requestId,
+      correlationId: requestId,
+      persistent: true,
+      replyTo: this.#replies.queue,
+      type: "inference.request.v1",
+      headers,
+    });
+    this.#outstanding.set(requestId, { assembly, answers: [answer], asked, published });
     try {
-      await this.#publish(EXCHANGES.requests, key, body, {
-        messageId: requestId,
-        correlationId: requestId,
-        persistent: true,
-        replyTo: this.#replies.queue,
-        type: "inference.request.v1",
-        headers,
-      });
+      await published;
     } catch (error) {
       const mayHaveArrived = error.code === "broker_unavailable" && !idempotent;
       if (mayHaveArrived) this.#cancel(requestId);
       else this.#outstanding.delete(requestId);
       throw error;
     }
+    return answer;
+  }
+
+  /** The answer to a request in progress, which is submitted again. */
+  async #join(requestId, asked) {
+    const entry = this.#outstanding.get(requestId);
+    if (asked === null || entry.asked !== asked) {
+      const code = asked === null ? "duplicate_request" : "id_conflict";
+      throw new HeadwayError(code, `another request with the id ${requestId} is in progress`);
+    }
+    const answer = new Answer(requestId, (id) => this.#cancel(id));
+    entry.answers.push(answer);
+    await entry.published;
     return answer;
   }
 
@@ -164,8 +187,8 @@ export class Client {
 
   /** Close the connection; requests in progress are cancelled, except idempotent ones. */
   async close() {
-    const ending = [...this.#outstanding].map(([requestId, { assembly, isIdempotent }]) => {
-      if (!isIdempotent) return this.#cancel(requestId);
+    const ending = [...this.#outstanding].map(([requestId, { assembly, asked }]) => {
+      if (asked === null) return this.#cancel(requestId);
       return this.#apply(requestId, assembly.cancel(Date.now() / 1_000));
     });
     await Promise.all(ending);
@@ -210,21 +233,25 @@ export class Client {
   }
 
   #apply(requestId, effects) {
-    const { answer, assembly } = this.#outstanding.get(requestId);
+    const { answers, assembly } = this.#outstanding.get(requestId);
+    const [first, ...joined] = answers;
     for (const effect of effects) {
       if (effect.type === "stop") {
         this.#stop(requestId, effect.runId, effect.instanceId, effect.reason);
       } else {
-        answer.take(effect);
+        first.take(effect);
       }
-      if (effect.type === "finished") this.#remember(requestId, assembly.finished);
+      if (effect.type === "finished") {
+        this.#remember(requestId, assembly.finished);
+        for (const each of joined) each.takeWhole(effect.final);
+      }
     }
   }
 
   #remember(requestId, reason) {
-    const { isIdempotent } = this.#outstanding.get(requestId);
+    const { asked } = this.#outstanding.get(requestId);
     this.#outstanding.delete(requestId);
-    if (isIdempotent) return; // its id may be asked again
+    if (asked !== null) return; // its id may be asked again
     this.#finished.set(requestId, reason);
     if (this.#finished.size > FINISHED_MEMORY) {
       this.#finished.delete(this.#finished.keys().next().value);

@@ -47,8 +47,12 @@ export class Replies {
     await channel.prefetch(PREFETCH);
     await channel.consume(this.queue, (message) => {
       if (message === null) return void channel.close().catch(() => {}); // the queue is gone
-      const reply = parsed(message.content);
-      if (reply !== null) this.#observe(reply);
+      try {
+        this.#observe(JSON.parse(message.content.toString()));
+      } catch (error) {
+        // No sender can be notified, and the message would fail again.
+        process.emitWarning(`a reply cannot be read: ${error.message}`, "HeadwayWarning");
+      }
       channel.ack(message);
     });
     channel.once("close", () => {
@@ -56,13 +60,5 @@ export class Replies {
     });
     endTogether(connection, channel);
     this.#channel = channel;
-  }
-}
-
-function parsed(content) {
-  try {
-    return JSON.parse(content.toString());
-  } catch {
-    return null; // no sender can be notified
   }
 }

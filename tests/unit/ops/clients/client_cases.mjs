@@ -94,6 +94,54 @@ const cases = {
     return [await outcome(client.submit(fields)), attempts];
   },
 
+  async repeatedWhileInProgress() {
+    const client = await connect(URL);
+    const confirms = [];
+    broker.onPublish = (_, { confirmed }) => confirms.push(confirmed);
+    const report = { ...fields, id: "report" };
+    const submitting = [1, 2].map(() => client.submit(report, { idempotent: true }));
+    const other = await outcome(client.submit({ ...report, seed: 1 }, { idempotent: true }));
+    const unsafe = await outcome(client.submit(report));
+    for (const confirmed of confirms) confirmed(null);
+    const answers = await Promise.all(submitting);
+    broker.reply({ kind: "run.started.v1", request_id: "report", run_id: "1", instance_id: "a" });
+    const chunk = { request_id: "report", run_id: "1", token_ids: [7], text: "seven" };
+    broker.reply({ kind: "tokens.emitted.v1", instance_id: "a", chunks: [chunk] });
+    const answer = { token_ids: [7, 8], text: "seven eight" };
+    broker.reply({ kind: "request.completed.v1", request_id: "report", run_id: "1", ...answer });
+    const parts = [];
+    for (const each of answers) {
+      const texts = [];
+      for await (const part of each.stream()) texts.push(part.text);
+      parts.push(texts);
+    }
+    return [confirms.length, other, unsafe, parts, (await answers[1].wait()).text];
+  },
+
+  async repeatedBesideAFailedPublish() {
+    const client = await connect(URL, { giveUpAfterS: 0 });
+    const confirms = [];
+    broker.onPublish = (_, { confirmed }) => confirms.push(confirmed);
+    const report = { ...fields, id: "report" };
+    const submitting = [1, 2].map(() => outcome(client.submit(report, { idempotent: true })));
+    for (const confirmed of confirms) confirmed(new Error("message nacked"));
+    const refused = await Promise.all(submitting);
+    broker.onPublish = initial.onPublish;
+    return [...refused, await outcome(client.submit(report, { idempotent: true }))];
+  },
+
+  async unreadableReply() {
+    const warned = [];
+    process.on("warning", (warning) => warned.push(warning.name));
+    const client = await connect(URL);
+    const answer = await client.submit({ ...fields, id: "one" });
+    broker.reply({ kind: "tokens.emitted.v1", instance_id: "a" });
+    broker.reply({ kind: "request.completed.v1", request_id: "one", token_ids: [7], text: "seven" });
+    const { text } = await answer.wait();
+    await new Promise((resolve) => setTimer(resolve, 1));
+    return [text, broker.acked, warned];
+  },
+
   async tooLargeBesideAnother() {
     const client = await connect(URL);
     let confirms = [];

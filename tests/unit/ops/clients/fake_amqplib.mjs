@@ -11,6 +11,8 @@ export const broker = {
   onPublish: (channel, message) => message.confirmed(null),
   /** Passes a reply to the client. */
   reply: () => {},
+  /** Number of acknowledged replies. */
+  acked: 0,
   close: async () => {},
 };
 
@@ -22,7 +24,9 @@ class Channel extends EventEmitter {
   async bindQueue() {}
   async prefetch() {}
   async deleteQueue() {}
-  ack() {}
+  ack() {
+    broker.acked += 1;
+  }
 
   async consume(_queue, take) {
     broker.reply = (reply) => take({ content: Buffer.from(JSON.stringify(reply)) });

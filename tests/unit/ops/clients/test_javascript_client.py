@@ -26,6 +26,15 @@ EXPECTED: dict[str, Any] = {
     "closeOnLostConnection": "done",
     "closeDuringOutage": ["HeadwayError client_closed", "HeadwayError client_closed"],
     "publishOnClosingConnection": ["done", 2],
+    "repeatedWhileInProgress": [
+        1,
+        "HeadwayError id_conflict",
+        "HeadwayError duplicate_request",
+        [["seven", " eight"], ["seven eight"]],
+        "seven eight",
+    ],
+    "repeatedBesideAFailedPublish": ["BrokerError over_capacity"] * 2 + ["done"],
+    "unreadableReply": ["seven", 2, ["HeadwayWarning"]],
     "tooLargeBesideAnother": ["done", "BrokerError broker_refused"],
 }
 
