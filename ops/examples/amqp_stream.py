@@ -53,7 +53,11 @@ async def streamed(
     connection = await aio_pika.connect(url)
     async with connection:
         channel = await connection.channel()  # publisher confirms are on
-        replies = await channel.declare_queue(f"reply.{uuid.uuid4().hex}", durable=True)
+        replies = await channel.declare_queue(
+            f"reply.{uuid.uuid4().hex}",
+            durable=True,
+            arguments={"x-expires": 600_000},  # ms without a consumer, if this program dies
+        )
         await replies.bind("headway.replies", routing_key=replies.name)
         requests = await channel.get_exchange("headway.requests", ensure=False)
         message = {

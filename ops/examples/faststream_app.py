@@ -4,6 +4,7 @@ import os
 from typing import Any
 from uuid import uuid4
 
+from aio_pika.connection import make_url
 from faststream import FastStream
 from faststream.rabbit import ExchangeType, RabbitBroker, RabbitExchange, RabbitQueue
 
@@ -29,7 +30,7 @@ async def ask(prompt: str) -> str:
     }
     await broker.publish(
         body, routing_key="rest", exchange=REQUESTS, message_id=request_id, reply_to=QUEUE.name,
-        persist=True, mandatory=True,
+        user_id=make_url(URL).user, persist=True, mandatory=True,
     )  # fmt: skip
     return request_id
 

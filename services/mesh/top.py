@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field
+from math import ceil
 
 import msgspec
 from rich import box
@@ -138,5 +139,8 @@ async def watch(broker: Broker, *, duration_s: float, live: bool) -> View:
 
 
 def _quantile(values: list[float], level: float) -> str:
-    """A quantile of sorted times in seconds as text; `-` without times."""
-    return f"{values[min(len(values) - 1, int(level * len(values)))]:.3f}" if values else "-"
+    """
+    The smallest of sorted times in seconds that at least *level* of them do not exceed, as text;
+    `-` without times.
+    """
+    return f"{values[max(0, ceil(level * len(values)) - 1)]:.3f}" if values else "-"

@@ -383,21 +383,33 @@ async def test_requests_without_a_valid_key_are_refused(front: ProcessMesh):
         assert (await client.get("/v1/files")).status_code == 401
 
 
-async def test_client_that_leaves_ends_its_request(front: ProcessMesh, http: httpx.AsyncClient):
-    stopped = num_stopped(front)
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"prompt": "x", "max_tokens": 4000}),
+        ("/v1/completions", {"prompt": ["x", "y"], "max_tokens": 4000}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 4000}),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 4000, "store": False}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 4000}),
+    ],
+    ids=["completions", "two prompts", "chat", "responses", "messages"],
+)
+async def test_clients_that_leave_end_their_requests(
+    front: ProcessMesh, http: httpx.AsyncClient, path: str, fields: dict[str, Any]
+):
+    stopped, num_clients = num_stopped(front), 4
+    num_requests = num_clients * (2 if isinstance(fields.get("prompt"), list) else 1)
 
     async def streamed() -> None:
-        body = {"model": LLAMA, "prompt": "x", "max_tokens": 4000, "stream": True}
-        async with http.stream(
-            "POST", "/v1/completions", json=body | {"ignore_eos": True}
-        ) as answer:
+        body = fields | {"model": LLAMA, "stream": True, "ignore_eos": True}
+        async with http.stream("POST", path, json=body) as answer:
             assert answer.status_code == 200
             async for _ in answer.aiter_lines():
                 return
 
-    await asyncio.gather(*(streamed() for _ in range(8)))
+    await asyncio.gather(*(streamed() for _ in range(num_clients)))
 
-    await eventually(lambda: num_stopped(front) == stopped + 8)
+    await eventually(lambda: num_stopped(front) == stopped + num_requests)
 
 
 async def test_requests_above_the_tenants_limit_get_429_with_a_time(http: httpx.AsyncClient):

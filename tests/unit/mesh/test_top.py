@@ -46,10 +46,14 @@ def test_all_figures_fit_a_terminal_without_colour(columns: int):
     assert "last 0 requests" not in text
 
 
-def test_a_class_without_first_tokens_has_no_times_to_them():
+def test_classes_have_the_quantiles_of_times_to_first_tokens_if_there_are_any():
     view = View()
-    first_tokens = {QosClass.INTERACTIVE: NOW + 0.25, QosClass.BEST_EFFORT: 0.0}
-    for qos_class, first_token_at in first_tokens.items():
+    first_tokens = [
+        (QosClass.INTERACTIVE, NOW + 0.75),
+        (QosClass.INTERACTIVE, NOW + 0.25),
+        (QosClass.BEST_EFFORT, 0.0),
+    ]
+    for qos_class, first_token_at in first_tokens:
         view.on_message(
             RequestObserved(
                 request_id=RequestId("r"), instance_id=InstanceId("a"), model=ModelName(MODEL),
@@ -66,7 +70,7 @@ def test_a_class_without_first_tokens_has_no_times_to_them():
 
     assert sorted(rows) == [
         ["best_effort", "1", "100.0%", "-", "-"],
-        ["interactive", "1", "100.0%", "0.250", "0.250"],
+        ["interactive", "2", "100.0%", "0.250", "0.750"],
     ]
 
 
