@@ -17,7 +17,7 @@ from shared.contracts.errors import EngineError
 from shared.contracts.requests import FinishReason, Sampling, Tokens
 from shared.contracts.telemetry import Capability, Residency
 from tests.brokers import eventually
-from tests.contract.engine.engines import LLAMA, OTHER, RIGS, EngineRig, greedy, prompt_of
+from tests.contract.engine.engines import LLAMA, OTHER, RIGS, Answer, EngineRig, greedy, prompt_of
 
 # One engine for the whole file, and one file for all tests: starting vLLM takes long. No test
 # depends on another, since the `rig` fixture starts the engine before each.
@@ -214,13 +214,21 @@ async def test_resuming_a_complete_answer_only_sends_its_final(rig: EngineRig) -
 
 
 async def test_an_aborted_run_ends_without_a_reason_and_frees_its_memory(rig: EngineRig) -> None:
-    request = rig.request(prompt_of(200, first=9), greedy(2000))
-    begun = asyncio.Event()
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
-        run = group.create_task(rig.answer(request, begun))
-        await begun.wait()
-        rig.engine.abort(request.request_id)
-    answer = run.result()
+    async def aborted() -> Answer:
+        request = rig.request(prompt_of(200, first=9), greedy(2000))
+        begun = asyncio.Event()
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            run = group.create_task(rig.answer(request, begun))
+            await begun.wait()
+            rig.engine.abort(request.request_id)
+        return run.result()
+
+    # On two cores, the workers of two devices, which wait without sleeping, can keep this process
+    # from running until the answer is complete.
+    for _ in range(5):
+        answer = await aborted()
+        if answer.finish_reason is None:
+            break
 
     assert answer.finish_reason is None
     assert 0 < len(answer.token_ids) < 2000
