@@ -10,12 +10,13 @@ import structlog
 
 from services.gateway.admission import admission
 from services.gateway.answer_headers import answer_headers
+from services.gateway.answering import LAST_WORD_S
 from services.gateway.body import Forwarded
 from services.gateway.call import Call, current
 from services.gateway.claims import claim_of
 from services.gateway.errors import error_info
 from services.gateway.headers import MESH_REQUEST_ID, REQUEST_ID, Hints, headers_in
-from services.gateway.outcomes import Outcome
+from services.gateway.outcomes import Outcome, outcome_of
 from services.gateway.pass_through import PassThrough
 from services.gateway.render_slots import RenderSlots
 from services.gateway.requests.deferred import Deferred
@@ -189,12 +190,23 @@ class Door:
             async with asyncio.timeout(limit_s):
                 await application(request.scope, request.receive, response.send)
         except TimeoutError:
-            message = f"no complete answer within {limit_s:g} s"
-            return await response.fail(ErrorInfo(message=message, code="timeout", status=504))
+            return await self._timed_out(response, limit_s)
         finally:
             current.reset(token)
             await call.end()
         return response.outcome()
+
+    async def _timed_out(self, response: Response, limit_s: Seconds) -> Outcome:
+        """End the response of a call whose time limit has passed."""
+        message = f"no complete answer within {limit_s:g} s"
+        info = ErrorInfo(message=message, code="timeout", status=504)
+        try:
+            async with asyncio.timeout(LAST_WORD_S):
+                return await response.fail(info)
+        except TimeoutError:
+            # The client does not read its answer: the call must not hold a slot of its tenant, nor
+            # its requests in the mesh, for as long as the client stays.
+            return outcome_of(info)
 
     def _call(self, body: CallBody, hints: Hints, tenant: TenantId, call_id: str) -> Call:
         """
