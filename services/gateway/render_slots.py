@@ -80,6 +80,8 @@ class RenderSlots:
         tenant = max(self._waiting, key=lambda name: len(self._waiting[name]))
         turn = self._waiting[tenant][-1]
         self._drop(tenant, turn)
+        if turn.done():  # of a call that was cancelled just now
+            return
         turn.set_exception(
             CapacityError(
                 f"this gateway has {self._max_waiting} requests waiting to be read, its limit",

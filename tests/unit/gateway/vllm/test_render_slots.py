@@ -25,9 +25,17 @@ class Calls:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def start(self, name: str, tenant: TenantId) -> None:
+        self.begin(name, tenant)
+        await turns()
+
+    def begin(self, name: str, tenant: TenantId) -> None:
+        """Start a call in the next turn of the event loop."""
         self._ends[name] = asyncio.Event()
         self._tasks[name] = asyncio.create_task(self._run(name, tenant))
-        await turns()
+
+    def cancel(self, name: str) -> None:
+        """Cancel a call, which learns of it in the next turn of the event loop."""
+        self._tasks[name].cancel()
 
     async def finish(self, name: str) -> None:
         self._ends[name].set()
@@ -70,6 +78,22 @@ async def test_tenant_with_most_waiting_calls_loses_its_newest():
     for name in ("a0", "a1", "b1"):
         await calls.finish(name)
     assert calls.begun == ["a0", "a1", "b1", "a2"]
+
+
+async def test_call_that_has_just_left_gives_its_place_to_another():
+    """Its task has not run since, so that it is still among those that wait."""
+    calls = Calls(RenderSlots(slots=1, max_waiting=2))
+    for name in ("a0", "a1", "a2"):
+        await calls.start(name, A)
+    calls.begin("b1", B)
+    calls.cancel("a2")
+    await turns()
+    for name in ("a0", "a1", "b1"):
+        await calls.finish(name)
+    await calls.start("a3", A)
+    assert calls.begun == ["a0", "a1", "b1", "a3"]
+    assert calls.refused == []
+    await calls.finish("a3")
 
 
 async def test_slot_can_be_released_before_the_end_and_only_once():
