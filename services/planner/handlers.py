@@ -176,7 +176,9 @@ def leader_state_handler(leader: Leader) -> DeliveryHandler:
     dispatcher = Dispatcher(STATE_HANDLERS, leader)
 
     async def handle(delivery: Delivery) -> None:
-        leader.activated()
+        # After the loss of its connection, a delivery goes to the next leader.
+        if not delivery.has_returned():
+            leader.activated()
         await dispatcher.handle(delivery)
 
     return handle

@@ -240,6 +240,9 @@ class TenantGate:
 
     async def allocate(self, delivery: Delivery) -> None:
         """Answer a demand in `headway.tenants`: the process that receives it is the allocator."""
+        if delivery.has_returned():
+            # Its connection is lost: the process that receives it again is the allocator.
+            return
         now = self.clock.now()
         try:
             demand = _decode_demand(delivery.body)

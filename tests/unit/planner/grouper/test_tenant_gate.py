@@ -10,12 +10,19 @@ from services.planner.grouper.tenants import WAIT_S, TenantGate
 from shared.broker import topology
 from shared.broker.memory.broker import MemoryBroker
 from shared.broker.memory.hub import MemoryHub
-from shared.contracts.base import RequestId
+from shared.contracts.base import RequestId, encode
 from shared.contracts.errors import CapacityError
-from shared.contracts.tenants.policies import QUOTA_SPENT, RateLimitedError, TenantPolicy
+from shared.contracts.tenants.policies import (
+    QUOTA_SPENT,
+    RateLimitedError,
+    TenantDemand,
+    TenantPolicy,
+)
 from shared.contracts.tenants.usage import UsageToday
 from shared.runtime.clock import Clock
-from tests.contract.tenants.gates import ACME, open_gate
+from shared.tenants.policies import Policies
+from tests.contract.tenants.gates import ACME, gate_of, open_gate
+from tests.deliveries import LooseDelivery
 from tests.queued import a_request
 from tests.virtual_time import LoopClock
 
@@ -127,6 +134,16 @@ async def test_the_same_request_uses_permits_once() -> None:
         results = [await refused(gate, name) for name in ("r1", "r1", "r2")]
 
     assert [error is None for error in results] == [True, True, False]
+
+
+async def test_a_demand_of_a_lost_connection_makes_no_allocator() -> None:
+    """Its handler may begin after the loss; another process has the queue then."""
+    demand = TenantDemand(source="h", seq=1, at=0.0)
+    async with MemoryBroker(MemoryHub()) as broker:
+        gate = gate_of(broker, LoopClock(), Policies(), source="g")
+        await gate.allocate(LooseDelivery(body=encode(demand), has_returned=lambda: True))
+
+    assert gate.allocator.term is None
 
 
 async def test_open_requests_are_shared_and_come_back() -> None:

@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from services.planner.handlers import leader_state_handler
 from services.planner.lane_totals import LaneCounter
 from services.planner.leader.leader import GROUPER_MEMORY_S
 from services.planner.leader.orphaned_inboxes import GRACE_S
@@ -105,6 +106,18 @@ async def test_first_epoch_is_one_above_the_highest_seen(cluster: LeaderRig):
     await cluster.hear(status("i2", plan_epoch=41))
     await leader.plan()
     assert {plan.epoch for plan in await cluster.published()} == {42}
+
+
+async def test_delivery_of_a_lost_connection_makes_no_leader(cluster: LeaderRig):
+    """Its handler may begin after the loss; another process is the active consumer then."""
+    leader = await settled(cluster)
+    leader.deposed()
+    late = LooseDelivery(body=encode(TICK), has_returned=lambda: True)
+    await leader_state_handler(leader)(late)
+    assert not leader.state.leads
+
+    await cluster.hear(TICK, "tick.planner")
+    assert leader.state.leads
 
 
 async def test_reactivated_leader_restarts_the_silence_of_instances(
