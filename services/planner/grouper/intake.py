@@ -320,6 +320,11 @@ class Intake:
             raise ContractError(
                 f"header {IDEMPOTENT_HEADER} needs a message_id, or an id in the body", param="id"
             )
+        if not _is_storable(delivery):
+            raise ContractError(
+                f"with header {IDEMPOTENT_HEADER}, the id and reply_to may have no NUL characters",
+                param="id",
+            )
         digest = _header(delivery, DIGEST_HEADER) if self._is_trusted(delivery) else None
         return StoredWork(digest=digest or body_digest(delivery.body), kept_s=self.finals_kept_s)
 
@@ -331,7 +336,7 @@ class Intake:
             _decode_probe(delivery.body)  # an unreadable message was never stored
         except ContractError:
             return None
-        return self.claimed_tenant(delivery)
+        return self.claimed_tenant(delivery) if _is_storable(delivery) else None
 
     def claimed_tenant(self, delivery: Delivery) -> TenantId:
         """Tenant of a message, even if its body is invalid."""
@@ -479,6 +484,14 @@ def request_id_of(delivery: Delivery) -> RequestId:
     except ContractError:
         probe = _Probe()
     return _id_of(delivery, probe)
+
+
+def _is_storable(delivery: Delivery) -> bool:
+    """
+    False if the id or the reply queue has a character that PostgreSQL refuses: the transaction
+    would fail for all requests that it has, again and again.
+    """
+    return "\0" not in f"{request_id_of(delivery)}{delivery.reply_to or ''}"
 
 
 def _id_of(delivery: Delivery, probe: _Probe) -> RequestId:

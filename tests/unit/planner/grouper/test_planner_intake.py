@@ -1,6 +1,7 @@
 """Conversion of a body to a queued request, and reasons of refusals."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ from services.planner.settings import GrouperSettings
 from shared.contracts.base import ModelName
 from shared.contracts.checks import IngressLimits
 from shared.contracts.errors import ContractError
+from shared.contracts.ingress import IDEMPOTENT_HEADER
 from shared.contracts.qos import Importance, QosClass, Slo
 from shared.contracts.requests import PromptText, QueuedRequest, ReplyMode
 from shared.models.registry import ModelRegistry
@@ -26,6 +28,7 @@ SETTINGS = GrouperSettings(
 )
 TEXT_BODY = {"model": MODEL, "prompt": "a" * 800, "max_tokens": 8}
 CLAIMS = {"tenant": "claimed", "arrived_at": NOW - 3.0, "prompt_tokens": 2}
+STORED = {IDEMPOTENT_HEADER: True}
 
 
 @pytest.fixture
@@ -178,6 +181,28 @@ def test_invalid_request_is_answered_under_its_own_id(intake: Intake):
     assert request_id_of(delivery({"id": "mine", "max_tokens": 0})) == "mine"
     assert request_id_of(delivery({"id": 7})) == "m1"
     assert request_id_of(delivery(b"", message_id=None)).startswith("req-")
+
+
+class TestStoredRequests:
+    @pytest.fixture
+    def storing(self, intake: Intake) -> Intake:
+        return replace(intake, finals_kept_s=3600.0)
+
+    @pytest.mark.parametrize("fields", [{"message_id": "m\0"}, {"reply_to": "reply.\0"}])
+    def test_text_that_postgresql_refuses_is_refused(self, storing: Intake, fields: dict[str, Any]):
+        """It would fail the transaction in which the store has the requests of others."""
+        with pytest.raises(ContractError, match="NUL"):
+            accepted(storing, BODY, headers=STORED, **fields)
+        assert storing.stored_tenant(delivery(BODY, headers=STORED, **fields)) is None
+
+    def test_refusal_of_an_id_that_postgresql_refuses_is_not_kept(self, storing: Intake):
+        asked = delivery(BODY | {"id": "mine\0"}, headers=STORED)
+        with pytest.raises(ContractError, match="id"):
+            storing.accept(asked, NOW)
+        assert storing.stored_tenant(asked) is None
+
+    def test_other_refusals_are_kept_for_their_tenant(self, storing: Intake):
+        assert storing.stored_tenant(delivery(BODY, headers=STORED)) == "acme"
 
 
 def test_queue_item_is_a_request_with_a_deadline(intake: Intake):
