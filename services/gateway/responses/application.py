@@ -100,7 +100,9 @@ class CreationResource:
     async def _create(self, call: ResourceCall) -> Outcome:
         body = await call.body()
         responses = usable(self._gateway, self._responses)
-        created = await responses.create(call.tenant, body, call.headers)
+        created = await _created(responses, call, body)
+        if created is None:
+            return Outcome.CANCELLED
         response = created.response
         if created.refusal is not None:
             return await _refused(call, created.refusal)
@@ -225,6 +227,17 @@ async def stream(
     if await _before_disconnection(call, send(), name=f"events of {response.id}"):
         return Outcome.COMPLETED
     return Outcome.CANCELLED
+
+
+async def _created(responses: Responses, call: ResourceCall, body: bytes) -> Created | None:
+    """Create a response; None if the client disconnects before its answer begins."""
+    found: list[Created] = []
+
+    async def create() -> None:
+        found.append(await responses.create(call.tenant, body, call.headers))
+
+    await _before_disconnection(call, create(), name="creation of a response")
+    return found[0] if found else None
 
 
 async def _before_disconnection(call: ResourceCall, work: Any, *, name: str) -> bool:

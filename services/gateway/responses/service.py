@@ -70,7 +70,8 @@ class Responses:
 
     async def create(self, tenant: TenantId, body: bytes, headers: Mapping[str, str]) -> Created:
         """
-        Store a response and begin to run it.
+        Store a response, begin to run it, and wait for the begin of its answer; a cancellation of
+        this wait abandons the response.
 
         Args:
             tenant: The tenant.
@@ -95,7 +96,11 @@ class Responses:
         added, run = await self._runner.add(response, events)
         if run is None:
             return _repeated(added, asked, response)
-        return Created(added, asked, await _refusal(run))
+        try:
+            return Created(added, asked, await _refusal(run))
+        except asyncio.CancelledError:  # the client has left
+            await self.abandon(added)
+            raise
 
     async def turns(self, tenant: TenantId, previous_id: str) -> list[StoredResponse]:
         """

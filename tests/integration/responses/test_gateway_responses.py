@@ -1,5 +1,6 @@
 """Stored responses of a gateway, with OpenAI's client and with plain HTTP."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import openai
 import pytest
 
 from shared.contracts.base import ModelName
+from shared.contracts.control import StoredCancel
 from shared.contracts.models import ModelEntry
 from shared.contracts.requests import StepDetails
 from shared.models.registry import write_registry
@@ -189,6 +191,19 @@ async def test_a_stored_response_is_answered_found_and_continued(start: Start):
     assert found == first
     assert second.previous_response_id == first.id
     assert third.output_text == TEXT
+
+
+async def test_a_client_that_leaves_before_the_answer_begins_cancels_its_response(start: Start):
+    """It has no id to ask for; the request must not run for nobody."""
+    async with start() as rig, http_of(rig) as http:
+        rig.mesh.script = silent
+        asking = asyncio.create_task(http.post("/responses", json=ASKED | {"store": True}))
+        await eventually(lambda: bool(rig.mesh.requests))
+        asking.cancel()
+        await eventually(lambda: any(isinstance(it, StoredCancel) for it in rig.mesh.controls))
+        (command,) = (it for it in rig.mesh.controls if isinstance(it, StoredCancel))
+
+    assert command.request_id == rig.mesh.requests[0].body.id
 
 
 async def test_a_stored_response_may_be_streamed_at_once(start: Start):
