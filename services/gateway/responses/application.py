@@ -114,7 +114,7 @@ class CreationResource:
         else:
             outcome = await self._whole(responses, call, created)
         if outcome is Outcome.CANCELLED:
-            await responses.abandon(response)
+            await responses.abandon(response, call.headers)
         return outcome
 
     async def _whole(self, responses: Responses, call: ResourceCall, created: Created) -> Outcome:

@@ -99,7 +99,7 @@ class Responses:
         try:
             return Created(added, asked, await _refusal(run))
         except asyncio.CancelledError:  # the client has left
-            await self.abandon(added)
+            await self.abandon(added, headers)
             raise
 
     async def turns(self, tenant: TenantId, previous_id: str) -> list[StoredResponse]:
@@ -158,9 +158,17 @@ class Responses:
             raise _not_found(response_id)
         return cancelled
 
-    async def abandon(self, response: StoredResponse) -> None:
-        """Cancel a response whose client has left, unless it runs in the background."""
-        if not response.is_background:
+    async def abandon(self, response: StoredResponse, headers: Mapping[str, str]) -> None:
+        """
+        Cancel a response whose client has left, unless it runs in the background or has an
+        idempotency key, under which the client asks again.
+
+        Args:
+            response: The response.
+            headers: Headers of the request of the client, names in lower case.
+        """
+        has_key = parse_hints(headers).idempotency_key is not None
+        if not (response.is_background or has_key):
             await self._runner.cancel(response)
 
     async def delete(self, tenant: TenantId, response_id: str) -> None:

@@ -206,6 +206,32 @@ async def test_a_client_that_leaves_before_the_answer_begins_cancels_its_respons
     assert command.request_id == rig.mesh.requests[0].body.id
 
 
+async def test_a_response_with_a_key_continues_without_its_client(start: Start):
+    """A client that asks again under its key, e.g. after a timeout, gets the answer."""
+    asked, key = ASKED | {"store": True}, {"idempotency-key": "k"}
+    async with start() as rig, http_of(rig) as http:
+        rig.mesh.script = silent
+        asking = asyncio.create_task(http.post("/responses", json=asked, headers=key))
+        await eventually(lambda: bool(rig.mesh.requests))
+        asking.cancel()
+        await eventually(
+            lambda: (
+                rig.sample(
+                    "headway_gateway_requests_total",
+                    endpoint="stored_responses",
+                    outcome="cancelled",
+                )
+                == 1
+            )
+        )
+        repeating = asyncio.create_task(http.post("/responses", json=asked, headers=key))
+        await answer(rig.mesh.requests[0])
+        repeated = await repeating
+
+    assert repeated.json()["status"] == "completed"
+    assert len(rig.mesh.requests) == 1
+
+
 async def test_a_stored_response_may_be_streamed_at_once(start: Start):
     async with start() as rig, client_of(rig) as client:
         async with await client.responses.create(**ASKED, store=True, stream=True) as stream:
