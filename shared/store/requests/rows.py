@@ -168,15 +168,21 @@ class RequestRows:
                 await connection.execute(mark, marks)
         return [None] * len(grouped)
 
-    async def release(self, key: Key) -> None:
-        """Forget the claim of a request that was refused; a row that was asked stays."""
-        unclaimed = and_(_is(key), requests.c.grouped_at.is_(None), requests.c.final.is_(None))
+    async def release(self, key: Key, holder: str) -> None:
+        """
+        Forget the claim of *holder* on a request that was refused; a row that was asked stays. No
+        effect if another grouper has taken the request over.
+        """
+        mine = and_(
+            _is(key),
+            requests.c.claimed_by == holder,
+            requests.c.grouped_at.is_(None),
+            requests.c.final.is_(None),
+        )
         async with self._database.write() as connection:
+            await connection.execute(delete(requests).where(mine, requests.c.is_asked.is_(False)))
             await connection.execute(
-                update(requests).where(unclaimed).values(claimed_by=None, claimed_until=None)
-            )
-            await connection.execute(
-                delete(requests).where(unclaimed, requests.c.is_asked.is_(False))
+                update(requests).where(mine).values(claimed_by=None, claimed_until=None)
             )
 
     async def mark_started(self, started: Sequence[Started]) -> list[None]:

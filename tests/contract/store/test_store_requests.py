@@ -162,16 +162,27 @@ async def test_a_claim_is_taken_over_when_its_grouper_has_not_grouped_it_in_time
 
 async def test_a_refused_request_leaves_its_id_free(store: Store):
     await claim(store)
-    await store.requests.release((ACME, ID))
+    await store.requests.release((ACME, ID), "grouper-1")
 
     assert await claim(store, digest="other") is ClaimOutcome.CLAIMED
+
+
+async def test_a_former_holder_does_not_free_an_id_that_another_grouper_has(
+    store: Store, clock: ManualClock
+):
+    await claim(store)
+    clock.now += CLAIM_S
+    await claim(store, holder="grouper-2")
+    await store.requests.release((ACME, ID), "grouper-1")
+
+    assert await claim(store, holder="grouper-3") is ClaimOutcome.BUSY
 
 
 async def test_a_refusal_is_kept_for_a_request_that_was_asked_before(store: Store):
     made = await store.requests.ask([advance_asked()])
     again = await store.requests.ask([advance_asked()])
     claimed = await claim(store, reply_to=None)
-    await store.requests.release((ACME, ID))
+    await store.requests.release((ACME, ID), "grouper-1")
     [kept] = await store.requests.end([ended(b"refused", outcome="invalid", refused=True)])
     row = await store.requests.get(ACME, ID)
 

@@ -122,7 +122,8 @@ class Claims:
     async def release(self, request: QueuedRequest) -> None:
         """Forget a claim whose request was refused; without the store it ends by itself."""
         with contextlib.suppress(StoreUnavailableError, StoreFullError):
-            await self._usable().requests.release((request.tenant, request.request_id))
+            key = request.tenant, request.request_id
+            await self._usable().requests.release(key, self.holder)
 
     def _usable(self) -> Store:
         if self.store is None:
