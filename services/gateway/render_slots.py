@@ -80,7 +80,7 @@ class RenderSlots:
         tenant = max(self._waiting, key=lambda name: len(self._waiting[name]))
         turn = self._waiting[tenant][-1]
         self._drop(tenant, turn)
-        if turn.done():  # of a call that was cancelled just now
+        if turn.done():  # its call was cancelled just now
             return
         turn.set_exception(
             CapacityError(

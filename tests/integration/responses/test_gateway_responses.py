@@ -194,7 +194,7 @@ async def test_a_stored_response_is_answered_found_and_continued(start: Start):
 
 
 async def test_a_client_that_leaves_before_the_answer_begins_cancels_its_response(start: Start):
-    """It has no id to ask for; the request must not run for nobody."""
+    """It has no id to ask for, so the request must not continue."""
     async with start() as rig, http_of(rig) as http:
         rig.mesh.script = silent
         asking = asyncio.create_task(http.post("/responses", json=ASKED | {"store": True}))
