@@ -70,6 +70,7 @@ async def test_failed_request_has_its_code_and_no_text_of_the_error(
     stay = traces.by_name()[STAY]
 
     assert dict(stay.attributes or {})["error.type"] == "engine_refused"
+    assert "the engine says no" not in stay.to_json()
 
 
 @pytest.mark.parametrize("traceparent", [None, UNSAMPLED.traceparent])

@@ -96,7 +96,7 @@ async def test_exiting_instance_may_stop_reporting(
 
     assert code == 0
     assert msgspec.json.decode(printed.out)["drained"] is True
-    assert "silent" not in printed.err
+    assert "stopped reporting" not in printed.err
 
 
 async def test_instance_without_a_status_is_not_drained(

@@ -201,16 +201,24 @@ def test_model_without_a_configuration_has_no_shape(tmp_path: Path) -> None:
     assert engine_shape(entry) == ""
 
 
+def is_mapped(path: Path) -> bool:
+    """Return whether this process maps the file at *path*."""
+    return str(path.resolve()) in Path("/proc/self/maps").read_text()
+
+
 async def test_weights_are_held_and_released(entries: dict[str, ModelEntry]) -> None:
     entry = entries["tiny-llama"]
+    (file,) = weight_files(entry)
     assert weight_bytes(entry) == entry.weight_bytes > 0
-    assert [file.name for file in weight_files(entry)] == ["model.safetensors"]
+    assert file.name == "model.safetensors"
     held = HostWeights()
-    await held.hold(entry)
-    await held.hold(entry)
-    held.release(entry.name)
-    held.release(entry.name)
-    held.close()
+    for leave in (lambda: held.release(entry.name), held.close):
+        await held.hold(entry)
+        await held.hold(entry)
+        assert is_mapped(file)
+        leave()
+        leave()
+        assert not is_mapped(file)
 
 
 async def test_error_for_unreadable_weights_names_the_model(tmp_path: Path) -> None:
