@@ -157,4 +157,5 @@ async def test_a_deleted_queue_declared_by_others_is_awaited(rig: Rig) -> None:
     rig.declared.append("a")
     await eventually(lambda: rig.restorer.complete)
 
+    assert consumer.running
     assert rig.bound == []

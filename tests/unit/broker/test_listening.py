@@ -38,16 +38,20 @@ async def test_messages_of_the_kind_arrive_in_order_and_others_are_skipped():
 
 
 async def test_no_message_arrives_after_the_block():
-    hub, queue = MemoryHub(), topology.temporary_queue("test")
+    """A listener that begins later hears the message, so that the first could have heard it."""
+    hub, queues = MemoryHub(), [topology.temporary_queue("test") for _ in range(2)]
+    bindings = [(topology.TELEMETRY, "a")]
     heard: list[LaneNonempty] = []
+    later: asyncio.Queue[LaneNonempty] = asyncio.Queue()
+    message = LaneNonempty(queue="lane.a")
     async with MemoryBroker(hub) as far, MemoryBroker(hub) as near:
         await topology.declare(near)
-        async with listening(near, queue, DECODE, [(topology.TELEMETRY, "a")], heard.append):
+        async with listening(near, queues[0], DECODE, bindings, heard.append):
             pass
-        await far.publish(
-            topology.TELEMETRY, "a", OutMessage(body=encode(LaneNonempty(queue="lane.a")))
-        )
-        await asyncio.sleep(0)
+        async with listening(near, queues[1], DECODE, bindings, later.put_nowait):
+            await far.publish(topology.TELEMETRY, "a", OutMessage(body=encode(message)))
+
+            assert await later.get() == message
 
     assert heard == []
 

@@ -60,11 +60,12 @@ async def test_requests_above_a_limit_have_no_records(
     """A tenant above its limits must not displace the records of others."""
 
     def full(*_: object, **__: object) -> None:
-        raise CapacityError("full")
+        raise CapacityError("full", retry_after_s=1.0)
 
     monkeypatch.setattr("services.planner.grouper.grouper.check_admission", full)
 
     assert await stories_of(rig, BODY) == []
+    assert (await rig.failure()).error.code == "over_capacity"
 
 
 async def test_a_request_that_the_broker_dropped_has_its_history(rig: GrouperRig):

@@ -15,7 +15,11 @@ from tests.brokers import eventually
 from tests.clocks import NOW, FakeClock
 from tests.deliveries import UnreliableBroker
 
+pytestmark = pytest.mark.virtual_time
+
 EXECUTED = LsoExecuted(instance_id=InstanceId("one"), at=NOW, lso="evict", outcome="done")
+UNSEEN_S = 1.0
+"""Time in which a state that nobody views could receive a message."""
 
 
 @pytest.fixture
@@ -39,8 +43,10 @@ async def test_messages_are_received_while_the_state_is_viewed(
     clock, stop = FakeClock(), asyncio.Event()
     watch = MeshWatch(broker, clock)
     following = asyncio.create_task(watch.follow(stop))
+    await asyncio.sleep(UNSEEN_S)
     await execute(broker)
-    assert watch.since is None
+    await asyncio.sleep(UNSEEN_S)
+    assert (watch.since, len(watch.lsos)) == (None, 0)
 
     with watch.viewed():
         await eventually(lambda: watch.since is not None)
@@ -48,6 +54,9 @@ async def test_messages_are_received_while_the_state_is_viewed(
         await eventually(lambda: len(watch.lsos) == 1)
     clock.advance(LINGER_S)
     await eventually(lambda: watch.since is None)
+    await execute(broker)
+    await asyncio.sleep(UNSEEN_S)
+    assert (watch.since, len(watch.lsos)) == (None, 1)
 
     with watch.viewed():
         await eventually(lambda: watch.since is not None)
