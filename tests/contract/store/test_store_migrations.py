@@ -133,7 +133,8 @@ async def test_a_failed_migration_leaves_nothing(
     assert after.revision == HEAD
 
 
-async def test_a_migration_waits_for_one_in_progress(migrated: StoreSettings):
-    results = await asyncio.gather(*(migrate(place(migrated)) for _ in range(4)))
+async def test_a_migration_waits_for_one_in_progress(empty: StoreSettings):
+    results = await asyncio.gather(*(migrate(place(empty)) for _ in range(4)))
 
+    assert sorted(before.revision for before, _ in results) == [0] + [HEAD] * 3
     assert {after.revision for _, after in results} == {HEAD}

@@ -3,14 +3,16 @@
 import pytest
 
 from shared.broker import topology
-from shared.broker.protocol import Broker, OutMessage
+from shared.broker.protocol import BindingSpec, Broker, OutMessage, Settlement
 from shared.broker.stories import MOST_AT_ONCE, StoryOutbox
-from shared.contracts.base import InstanceId, RequestId, TenantId
+from shared.contracts.base import Decoder, InstanceId, RequestId, TenantId
 from shared.contracts.stories.questions import StoriesReported
-from shared.contracts.stories.story import PulledRequest, Story
+from shared.contracts.stories.story import PulledRequest, StoriesObserved, Story
 from shared.runtime.clock import SystemClock
 from tests.brokers import BrokerRig, eventually
 from tests.contract.stories.keepers import ACME, asked, keeping
+
+decode_stories: Decoder[StoriesObserved] = Decoder(StoriesObserved)
 
 
 def ended(request_id: str, tenant: TenantId = ACME) -> Story:
@@ -50,12 +52,23 @@ async def test_many_records_are_sent_in_groups(broker_rig: BrokerRig) -> None:
     """The last group has the rest."""
     broker = await broker_rig.connect("agent")
     await topology.declare(broker)
+    copy = topology.temporary_queue("test")
+    await broker.declare_queue(copy)
+    await broker.bind(
+        BindingSpec(exchange=topology.TELEMETRY, queue=copy.name, routing_key=topology.STORIES_KEY)
+    )
     async with keeping(broker):
         outbox = StoryOutbox(broker, "a1")
         for number in range(MOST_AT_ONCE + 3):
             outbox.ended(ended(f"r{number}"))
         await outbox.send()
         await kept(broker, MOST_AT_ONCE + 3)
+    sizes = []
+    while (delivery := await broker.get(copy.name)) is not None:
+        sizes.append(len(decode_stories(delivery.body).ended))
+        await delivery.settle(Settlement.ACK)
+
+    assert sizes == [MOST_AT_ONCE, 3]
 
 
 async def test_a_request_without_an_end_is_held_by_its_instance(broker_rig: BrokerRig) -> None:

@@ -42,9 +42,9 @@ async def asked(broker: Broker, tenant: TenantId | None = ACME) -> UsageReported
     )
 
 
-async def counts(broker: Broker, number: int) -> None:
+async def counts(broker: Broker, number: int, tenant: TenantId = ACME) -> None:
     async def are_counted() -> bool:
-        found = await asked(broker)
+        found = await asked(broker, tenant)
         return found is not None and any(
             row.requests == {"completed": number} for row in found.rows
         )
@@ -58,14 +58,22 @@ async def test_a_final_counts_once_also_after_a_restart(
     """Finals wait in the queue while no keeper runs; repetitions count once over restarts."""
     broker, other = await broker_rig.connect("agent"), await broker_rig.connect("estimator")
     await topology.declare(broker)
-    await publish(broker, final("r1"), final("r1"), final("r2"))
+    # The final of `last` is counted when all finals before it are.
+    last = TenantId("last")
+    await publish(broker, final("r1"), final("r1"), final("r2"), final("r1", tenant=last))
     async with keeping(other, tmp_path):
-        await counts(broker, 2)
-    await publish(broker, final("r2"), final("r3"))
+        await counts(broker, 1, last)
+        first = await asked(broker)
+    await publish(broker, final("r2"), final("r3"), final("r2", tenant=last))
     async with keeping(other, tmp_path):
-        await counts(broker, 3)
+        await counts(broker, 2, last)
+        second = await asked(broker)
     depth = await broker.depth(topology.USAGE)
 
+    assert first is not None
+    assert second is not None
+    assert [row.requests for row in first.rows] == [{"completed": 2}]
+    assert [row.requests for row in second.rows] == [{"completed": 3}]
     assert depth is not None
     assert depth.ready == 0
 
