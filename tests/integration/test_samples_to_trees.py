@@ -212,6 +212,7 @@ async def test_a_stopping_estimator_does_not_wait_for_its_fit(
         await eventually(lambda: bool(fits()))
 
     assert fits() == []
+    assert not (tmp_path / "trees").exists()
 
 
 def test_a_killed_process_loses_at_most_the_last_line(tmp_path: Path):

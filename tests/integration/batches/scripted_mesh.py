@@ -116,12 +116,15 @@ class ScriptedMesh:
     bodies: dict[str, Body] = field(default_factory=dict)
     cancelled: set[str] = field(default_factory=set)
     is_away: bool = False
+    num_refused: int = 0
+    """Number of publishes while the broker was away."""
     on_publish: Callable[[int], None] = lambda _total: None
 
     async def publish_stored(self, body: Body, *, digest: str) -> None:
         """Publish a request; a repeat of one that runs or has ended joins it."""
         await asyncio.sleep(0)
         if self.is_away:
+            self.num_refused += 1
             raise BrokerUnavailableError("away")
         request_id = RequestId(body.id or "")
         self.published[request_id] += 1

@@ -357,8 +357,9 @@ async def test_takeovers_at_any_time_lose_and_repeat_nothing(
             BatchRunner(ports_of(mesh, settings, **slow)).follow(asyncio.Event())
         )
         waiting = asyncio.create_task(cut.wait())
-        await asyncio.wait([waiting], timeout=10.0)
+        await asyncio.wait([waiting], timeout=60.0)
         waiting.cancel()
+        assert cut.is_set()
         cut.clear()
         next_cut = mesh.published.total() + 30
         following.cancel()
@@ -418,6 +419,7 @@ async def test_a_batch_waits_while_the_broker_is_away(mesh: ScriptedMesh, ports:
             return row is not None and row.status is BatchStatus.IN_PROGRESS
 
         await eventually(has_begun)
+        await eventually(lambda: mesh.num_refused > 0)
         mesh.is_away = False
         found = await ended(mesh.store, batch)
 
