@@ -193,19 +193,25 @@ async def test_completions_api_refuses_arguments_of_plugins_by_name(rig: Attache
 
 async def test_aborted_run_ends_at_the_server(rig: Attached) -> None:
     request = rig.encoded(prompt_of(8), max_tokens=3000)
-    answer = asyncio.create_task(rig.outputs(replace(request, request_id=RequestId("long"))))
-    await eventually(lambda: rig.engine.snapshot().running == 1)
-    rig.engine.abort(RequestId("long"))
-    await asyncio.wait({answer})
-
     async with httpx.AsyncClient(base_url=rig.url) as client:
 
-        async def idle() -> bool:
+        async def measured(name: str) -> float:
             lines = (await client.get("/metrics")).text.splitlines()
-            running = [line for line in lines if line.startswith("vllm:num_requests_running{")]
-            return [line.rpartition(" ")[2] for line in running] == ["0.0"]
+            (line,) = (each for each in lines if each.startswith(f"vllm:{name}{{"))
+            return float(line.rpartition(" ")[2])
 
-        await eventually(idle)
+        async def are_running(number: int) -> bool:
+            return await measured("num_requests_running") == number
+
+        before = await measured("generation_tokens_total")
+        answer = asyncio.create_task(rig.outputs(replace(request, request_id=RequestId("long"))))
+        await eventually(lambda: are_running(1))
+        rig.engine.abort(RequestId("long"))
+        await asyncio.wait({answer})
+        await eventually(lambda: are_running(0))
+
+        # A run that goes on at the server also ends, but with all of its tokens.
+        assert await measured("generation_tokens_total") - before < 3000
 
 
 @pytest.mark.parametrize("rig", ["generate"], indirect=True)

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from ops.engine_runs import generate
-from services.agent.backends.base import SchedulingParameters
+from services.agent.backends.base import EngineEvent, NewOutput, SchedulingParameters
 from shared.contracts.base import ModelName, RequestId
 from shared.contracts.errors import EngineError
 from shared.contracts.requests import FinishReason, Sampling, Tokens
@@ -25,6 +25,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ANSWER_TOKENS = 1000
 """Answer length of runs that are aborted."""
+ABORTS = 5
+"""
+Number of attempts to abort a run before its end: on two cores, the workers of two devices, which
+wait without sleeping, can keep the test from running until the answer is complete.
+"""
 ROUNDS = 5
 """Maximum number of attempts until an abort comes in time."""
 
@@ -217,15 +222,14 @@ async def test_an_aborted_run_ends_without_a_reason_and_frees_its_memory(rig: En
     async def aborted() -> Answer:
         request = rig.request(prompt_of(200, first=9), greedy(2000))
         begun = asyncio.Event()
+        rig.engine.drain_iterations()
         async with asyncio.timeout(30), asyncio.TaskGroup() as group:
             run = group.create_task(rig.answer(request, begun))
             await begun.wait()
             rig.engine.abort(request.request_id)
         return run.result()
 
-    # On two cores, the workers of two devices, which wait without sleeping, can keep this process
-    # from running until the answer is complete.
-    for _ in range(5):
+    for _ in range(ABORTS):
         answer = await aborted()
         if answer.finish_reason is None:
             break
@@ -233,14 +237,24 @@ async def test_an_aborted_run_ends_without_a_reason_and_frees_its_memory(rig: En
     assert answer.finish_reason is None
     assert 0 < len(answer.token_ids) < 2000
     await rig.settled()
+    # Without the abort, the run frees its memory too, but after all of its tokens.
+    assert sum(each.num_decodes for each in rig.engine.drain_iterations()) < 1999
 
 
 async def test_a_run_without_a_reader_is_aborted(rig: EngineRig) -> None:
-    outputs = generate(rig.engine, rig.request(prompt_of(200), greedy(2000)))
-    await anext(outputs)
-    await outputs.aclose()  # type: ignore[attr-defined]  # all backends use generators
+    async def ends_early() -> bool:
+        outputs = generate(rig.engine, rig.request(prompt_of(200), greedy(2000)))
+        await anext(outputs)
+        await outputs.aclose()  # type: ignore[attr-defined]  # all backends use generators
+        events: list[EngineEvent] = []
+        rig.engine.listen(events.extend)
+        await rig.settled()
+        return not any(isinstance(event, NewOutput) and event.output.is_last for event in events)
 
-    await rig.settled()
+    for _ in range(ABORTS):
+        if await ends_early():
+            return
+    pytest.fail(f"the run went on to its last token {ABORTS} times")
 
 
 async def test_aborting_an_unknown_request_does_nothing(rig: EngineRig) -> None:
