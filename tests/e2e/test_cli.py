@@ -9,7 +9,7 @@ import pytest
 
 from services.mesh.processes import ProcessMesh
 from shared.broker import topology
-from shared.broker.protocol import OutMessage
+from shared.broker.protocol import BindingSpec, OutMessage, Settlement
 from shared.contracts.lanes import inbox_name
 from tests.brokers import eventually
 from tests.e2e.commands import Ran, run
@@ -203,8 +203,20 @@ async def test_dead_letters_are_listed_retried_and_dropped(mesh: ProcessMesh) ->
 
         await eventually(dead_lettered)
         peeked = await run(mesh, "mesh", "dead-letter", "peek", "--json")
+        letters = topology.temporary_queue("letters")
+        await broker.declare_queue(letters)
+        await broker.bind(BindingSpec(exchange=topology.DEAD, queue=letters.name, routing_key=""))
         again = await run(mesh, "mesh", "dead-letter", "requeue", "--id", "broken-1", "--json")
-        await eventually(dead_lettered)  # the requeued request is refused and dead-lettered again
+        returned: list[str | None] = []
+
+        async def has_returned() -> bool:
+            if (delivery := await broker.get(letters.name)) is not None:
+                returned.append(delivery.message_id)
+                await delivery.settle(Settlement.ACK)
+            return bool(returned)
+
+        await eventually(has_returned)  # the requeued request is refused and dead-lettered again
+        await eventually(dead_lettered)
         refused = await run(mesh, "mesh", "dead-letter", "purge")
         one = await run(mesh, "mesh", "dead-letter", "peek", "--id", "broken-2", "--json")
         none = await run(mesh, "mesh", "dead-letter", "peek", "--id", "broken-3", "--json")
@@ -216,6 +228,7 @@ async def test_dead_letters_are_listed_retried_and_dropped(mesh: ProcessMesh) ->
     assert sorted(e["id"] for e in peeked.json) == ["broken-0", "broken-1", "broken-2"]
     assert all(entry["reason"].startswith("invalid_request") for entry in peeked.json)
     assert [entry["id"] for entry in again.json] == ["broken-1"]
+    assert returned == ["broken-1"]
     assert refused.code == 2
     assert [entry["id"] for entry in one.json] == ["broken-2"]
     assert (none.json, none.code) == ([], 1)
