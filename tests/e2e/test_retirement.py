@@ -64,11 +64,6 @@ async def observed(broker: Broker) -> AsyncIterator[Retirements]:
     await subscription.cancel()
 
 
-async def restarted(mesh: ProcessMesh, name: str) -> None:
-    await kill(mesh, name)
-    await mesh.processes[name].start()
-
-
 async def test_requests_published_while_their_lanes_retire_are_served(
     node: PrivateNode,
     tmp_path: Path,
@@ -90,16 +85,15 @@ async def test_requests_published_while_their_lanes_retire_are_served(
         observed(broker) as retirements,
         producer_of(mesh, "rounds") as producer,
     ):
+        victims = {1: "agent-a0", 2: "grouper-0", 3: await leader_of(mesh)}
         for number in range(ROUNDS):
             requests = [request(next(numbers), max_tokens=20) for _ in range(NUM_REQUESTS)]
             serving = asyncio.create_task(ask_all(producer, requests, spacing_s=0.03))
             await asyncio.sleep(0.5)
-            if number == 1:
-                await restarted(mesh, "agent-a0")
-            if number == 2:
-                await restarted(mesh, "grouper-0")
-            if number == 3:
-                await restarted(mesh, await leader_of(mesh))
+            if number in victims:
+                await kill(mesh, victims[number])
+                assert not serving.done()
+                await mesh.processes[victims[number]].start()
             assert [type(each.final) for each in await serving] == [RequestCompleted] * NUM_REQUESTS
             await eventually(more_than(retirements, retirements.begun))
         await eventually(lambda: len(set(retirements.deleted)) >= 3)

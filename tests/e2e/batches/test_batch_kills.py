@@ -100,6 +100,7 @@ async def test_kills_of_gateways_and_restarts_of_broker_and_database_keep_every_
                 if not kill_at or found["request_counts"]["completed"] < kill_at[0]:
                     continue
                 kill_at.pop(0)
+                assert found["status"] == "in_progress"
                 if not kill_at:
                     await asyncio.to_thread(postgres.kill)
                     await asyncio.to_thread(node.stop)
