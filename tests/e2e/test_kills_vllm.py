@@ -59,6 +59,7 @@ async def test_killed_and_drained_engines_change_no_answer(
             on_sent=lambda n: under_way.set() if n > 20 else None,
             timeout_s=PATIENCE_S,
         )
+        assert chaos.done()  # without requests there would be nothing to evict
         await chaos
 
     assert [RequestCompleted] * NUM_REQUESTS == [type(answer.final) for answer in storm]

@@ -219,5 +219,6 @@ async def test_killed_agents_change_no_vector(servers: Servers):
     for agent in ("agent-a0", "agent-a1"):
         await kill(servers.mesh, agent)
         await servers.mesh.processes[agent].start()
+    assert not storm.done()
 
     assert np.allclose(calm, await storm, rtol=0, atol=TOLERANCE)

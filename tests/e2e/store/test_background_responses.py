@@ -142,11 +142,12 @@ async def test_cut_streams_have_every_event_once_though_a_gateway_is_killed(rig:
         for seed, response_id in enumerate(ids)
     ]
 
-    async def has_begun() -> bool:
+    async def are_under_way() -> bool:
         found = [await rig.clients[0].get(f"/v1/responses/{each}") for each in ids[1::2]]
-        return all(each.json()["status"] != "queued" for each in found)
+        statuses = {each.json()["status"] for each in found}
+        return "queued" not in statuses and "in_progress" in statuses
 
-    await eventually(has_begun)
+    await eventually(are_under_way)
     rig.second.signal(signal.SIGKILL)
     await rig.second.wait()
     async with asyncio.timeout(PATIENCE_S):
