@@ -98,9 +98,12 @@ class CallRig:
         return [output async for output in generate(self.engine, request)]
 
     async def settled(self) -> None:
-        """Wait until the engine has no request."""
+        """Wait until the engine holds no request and no memory."""
         async with asyncio.timeout(30):
-            while (state := self.engine.snapshot()).running + state.waiting:
+            while True:
+                state = self.engine.snapshot()
+                if (state.running, state.waiting, state.kv_utilization) == (0, 0, 0.0):
+                    return
                 await asyncio.sleep(0.01)
 
     def _request(

@@ -113,10 +113,13 @@ async def test_invalid_body_is_refused_with_the_field_of_vllm(
 
 async def test_aborted_call_leaves_nothing_in_the_engine(rig: CallRig):
     body = {"prompt": ["x", "y"], "n": 2, "max_tokens": 3000, "ignore_eos": True}
+    rig.engine.drain_iterations()
     await rig.ask(COMPLETIONS, body, cut_after=4)
     await rig.settled()
 
     assert rig.engine.snapshot().running == 0
+    # An answer that nobody aborts also ends, but with all of its tokens.
+    assert sum(each.num_decodes for each in rig.engine.drain_iterations()) < 3000
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
