@@ -118,7 +118,7 @@ async def test_aborted_call_leaves_nothing_in_the_engine(rig: CallRig):
     await rig.settled()
 
     assert rig.engine.snapshot().running == 0
-    # An answer that nobody aborts also ends, but with all of its tokens.
+    # Without the abort, the answer ends as well, but with all of its tokens.
     assert sum(each.num_decodes for each in rig.engine.drain_iterations()) < 3000
 
 

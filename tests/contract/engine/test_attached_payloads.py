@@ -210,7 +210,7 @@ async def test_aborted_run_ends_at_the_server(rig: Attached) -> None:
         await asyncio.wait({answer})
         await eventually(lambda: are_running(0))
 
-        # A run that goes on at the server also ends, but with all of its tokens.
+        # A run that continues at the server also ends, but with all of its tokens.
         assert await measured("generation_tokens_total") - before < 3000
 
 

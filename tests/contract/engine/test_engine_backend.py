@@ -254,7 +254,7 @@ async def test_a_run_without_a_reader_is_aborted(rig: EngineRig) -> None:
     for _ in range(ABORTS):
         if await ends_early():
             return
-    pytest.fail(f"the run went on to its last token {ABORTS} times")
+    pytest.fail(f"the run continued to its last token {ABORTS} times")
 
 
 async def test_aborting_an_unknown_request_does_nothing(rig: EngineRig) -> None:
