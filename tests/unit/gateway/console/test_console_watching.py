@@ -19,7 +19,7 @@ pytestmark = pytest.mark.virtual_time
 
 EXECUTED = LsoExecuted(instance_id=InstanceId("one"), at=NOW, lso="evict", outcome="done")
 UNSEEN_S = 1.0
-"""Time in which a state that nobody views could receive a message."""
+"""Time in which a state without a viewer could receive a message."""
 
 
 @pytest.fixture
