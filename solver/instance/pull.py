@@ -145,7 +145,7 @@ def on_pull_ended(instance: InstanceState, event: PullEnded, now: UnixTime) -> I
     _pull_ended(instance, event.queue)
     match event.outcome:
         case PullOutcome.EMPTY:
-            instance.order.empty(event.queue, now)
+            instance.order.empty(event.queue, now, asked_at=event.asked_at)
         case PullOutcome.ABSENT:
             instance.order.absent(event.queue, now, asked_at=event.asked_at)
         case PullOutcome.UNREACHABLE:

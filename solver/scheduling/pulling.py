@@ -224,13 +224,23 @@ class PullOrder:
         first = head.work_tokens == 0.0
         head.work_tokens += (work_tokens - head.work_tokens) * (1.0 if first else _SMOOTHING)
 
-    def empty(self, queue: str, now: UnixTime) -> None:
-        """Record that *queue* was empty."""
-        if (head := self._heads.get(queue)) is not None:
-            if head.quiet_until <= now:  # the first of several concurrent polls
-                poll_s = min(self._most_poll_s, self._poll_s * 2.0 ** min(head.num_empty, 30))
-                head.quiet_until, head.num_empty = now + poll_s, head.num_empty + 1
-            head.deadline_at = now + head.source.time_left_s
+    def empty(self, queue: str, now: UnixTime, *, asked_at: UnixTime | None = None) -> None:
+        """
+        Record that *queue* was empty.
+
+        Args:
+            queue: The queue.
+            now: Unix seconds.
+            asked_at: Time of the poll; None: now. If a notice has come since then, the request may
+                be newer than the answer of the broker, and the queue is polled again.
+        """
+        if (head := self._heads.get(queue)) is None:
+            return
+        is_noticed = asked_at is not None and head.noticed_at > asked_at
+        if head.quiet_until <= now and not is_noticed:  # the first of several concurrent polls
+            poll_s = min(self._most_poll_s, self._poll_s * 2.0 ** min(head.num_empty, 30))
+            head.quiet_until, head.num_empty = now + poll_s, head.num_empty + 1
+        head.deadline_at = now + head.source.time_left_s
 
     def absent(self, queue: str, now: UnixTime, *, asked_at: UnixTime) -> None:
         """

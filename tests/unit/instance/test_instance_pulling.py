@@ -66,6 +66,20 @@ def test_absent_queue_is_asked_again_after_a_notice_only(miss: Callable[[Driver]
     assert driver.running == {"r"}
 
 
+def test_notice_that_precedes_the_answer_of_a_poll_is_not_lost():
+    """The lane was empty for the broker, and has got a request since then."""
+    driver = Driver(pulls=1)
+    driver.notice(LANE)
+    driver.waiting = {do.Get}
+    driver.notice(LANE)
+    asked, asked_at = driver.of(do.Get), driver.now
+    driver.wait(0.1)
+    driver.notice(LANE)
+    empty = ev.PullEnded(queue=LANE, outcome=ev.PullOutcome.EMPTY, asked_at=asked_at)
+    driver.give(empty)
+    assert driver.of(do.Get) == [*asked, do.Get(queue=LANE)]
+
+
 def test_queue_that_the_leader_keeps_is_asked_again():
     driver = Driver()
     driver.notice(LANE)

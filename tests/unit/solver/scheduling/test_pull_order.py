@@ -82,6 +82,18 @@ def test_a_busy_instance_leaves_new_requests_to_others():
     assert next_of(order) == "inbox"
 
 
+def test_notice_that_precedes_the_answer_of_a_poll_is_not_lost():
+    """The request may have been published after the broker had found the queue empty."""
+    order = order_of(source("lane"))
+    order.nonempty("lane", NOW + 0.01)
+    order.empty("lane", NOW + 0.02, asked_at=NOW)
+    assert next_of(order, NOW + 0.02) == "lane"
+
+    order.empty("lane", NOW + 0.03, asked_at=NOW + 0.02)
+    assert next_of(order, NOW + 0.03) is None
+    assert wake_of(order, NOW + 0.03) == NOW + 0.03 + POLL_S
+
+
 def test_a_queue_that_was_not_empty_is_polled_at_once():
     order = order_of(source("lane"))
     order.nonempty("lane", NOW, after_s=0.1)
