@@ -154,7 +154,12 @@ class TokenHost:
         return {name: value for name, value in arguments.items() if name != "additional_config"}
 
     async def _launch(self) -> None:
-        """Start the host and attach all servers; called with the lock."""
+        """
+        Start the host and attach all servers; called with the lock, while there is no host.
+
+        Raises:
+            EngineError: The host cannot be started.
+        """
         if (reason := vllm_unavailable_reason()) and self._settings.python is None:
             raise EngineError(reason)
         link = await HostLink.launch(
@@ -165,13 +170,24 @@ class TokenHost:
             on_lost=self._on_lost,
         )
         try:
-            await link.ready()
-            for attached in tuple(self._attached.values()):
-                await self._use(link, attached)
+            await self._use_all(link)
         except BaseException:  # also when cancelled: the host must not remain
             await link.close()
             raise
         self._link = link
+
+    async def _use_all(self, link: HostLink) -> None:
+        """
+        Wait for a new host, and attach all servers.
+
+        Raises:
+            EngineError: The host has ended, or a server cannot be attached.
+        """
+        await link.ready()
+        for attached in tuple(self._attached.values()):
+            await self._use(link, attached)
+        if link.has_ended:
+            raise EngineError("the engine host ended while servers were attached")
 
     async def _use(self, link: HostLink, attached: _Attached) -> None:
         link.send(Models((attached.entry,)))
@@ -195,8 +211,13 @@ class TokenHost:
             report(events)
 
     def _on_lost(self, message: str) -> None:
-        """Move the runs of a host that has ended, and start another one."""
+        """
+        Move the runs of a host that has ended, and start another one. The end of a host that is
+        still being started is an error of `_launch`, whose caller tries again.
+        """
         log.error("host.ended", reason=message)
+        if self._link is None:
+            return
         self._link = None
         runs, self._runs = self._runs, {}
         for request_id, report in runs.items():
@@ -208,7 +229,8 @@ class TokenHost:
         while True:
             try:
                 async with self._lock:
-                    await self._launch()
+                    if self._link is None:  # otherwise a server was attached meanwhile
+                        await self._launch()
             except MeshError as error:
                 log.error("host.failed", reason=str(error))
                 await asyncio.sleep(RESTART_PERIOD_S)

@@ -95,6 +95,11 @@ class HostLink:
         """Process id of the host; its engines are in the process group of the same id."""
         return self._process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        """True once the host and its engines have ended."""
+        return self._attendance.done()
+
     async def ready(self) -> HostReady:
         """
         Wait until the host has imported vLLM, and return its description.
