@@ -57,18 +57,11 @@ class AmqpGetter:
             QueueNotFoundError: The queue does not exist.
             BrokerUnavailableError: The broker does not answer.
         """
-        # The call runs in a separate task: aiormq closes a channel whose call is cancelled, which
-        # would requeue every other delivery of that channel.
-        task = self._tasks.spawn(self._fetch(queue), name=f"get {queue}")
         try:
             async with asyncio.timeout(self._connection.timeout_s):
-                return await asyncio.shield(task)
+                return await self._get(queue, self._of(queue))
         except TimeoutError as error:
-            task.add_done_callback(self._hand_back)
             raise BrokerUnavailableError(f"the broker did not answer a get from {queue}") from error
-        except asyncio.CancelledError:
-            task.add_done_callback(self._hand_back)
-            raise
 
     async def close(self) -> None:
         for channels in self._queues.values():
@@ -76,13 +69,30 @@ class AmqpGetter:
                 channel.abandon()
         await self._tasks.cancel()
 
-    async def _fetch(self, queue: str) -> Delivery | None:
-        channels = self._of(queue)
+    async def _get(self, queue: str, channels: _QueueChannels) -> Delivery | None:
         channels.num_pending += 1
         try:
-            async with channels.slots:
-                return await self._ask(queue, channels)
+            # A call that still waits here ends with its caller: when a slow broker answers again,
+            # it would get a message for nobody, and each requeue of a message counts.
+            await channels.slots.acquire()
+        except BaseException:  # cancelled: nothing was asked
+            channels.num_pending -= 1
+            raise
+        # The call runs in a separate task: aiormq closes a channel whose call is cancelled, which
+        # would requeue every other delivery of that channel.
+        task = self._tasks.spawn(self._fetch(queue, channels), name=f"get {queue}")
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(self._hand_back)
+            raise
+
+    async def _fetch(self, queue: str, channels: _QueueChannels) -> Delivery | None:
+        """Get a message in a slot that was acquired."""
+        try:
+            return await self._ask(queue, channels)
         finally:
+            channels.slots.release()
             channels.num_pending -= 1
 
     async def _ask(self, queue: str, channels: _QueueChannels) -> Delivery | None:
