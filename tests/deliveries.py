@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from shared.broker import topology
 from shared.broker.memory.broker import MemoryBroker
 from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import Delivery, OutMessage, PublishOutcome, QueueDepth, Settlement
@@ -40,6 +41,8 @@ class UnreliableBroker(MemoryBroker):
         """Queues whose depth was requested."""
         self.while_sending: Callable[[], None] = lambda: None
         """Function that is called during each unconfirmed publish."""
+        self.late: list[tuple[str, str, OutMessage]] | None = None
+        """If set, unconfirmed replies, which arrive only when `flush_sent` waits for them."""
 
     async def publish(self, exchange: str, routing_key: str, message: OutMessage) -> PublishOutcome:
         self.attempts.append(exchange)
@@ -52,7 +55,16 @@ class UnreliableBroker(MemoryBroker):
         self.sent.append(routing_key)
         self.while_sending()
         self._check_size(message)
+        if self.late is not None and exchange == topology.REPLIES:
+            self.late.append((exchange, routing_key, message))
+            return
         await super().send(exchange, routing_key, message)
+
+    async def flush_sent(self) -> None:
+        for each in self.late or ():
+            await super().send(*each)
+        if self.late is not None:
+            self.late.clear()
 
     async def depth(self, queue: str) -> QueueDepth | None:
         self.counted.append(queue)

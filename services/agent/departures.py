@@ -84,7 +84,9 @@ class Departures:
         request, now = command.request, self._clock.now()
         run = self._runs.last(command.number)
         if request.reply_to is not None:
-            await self._outbox.flush_confirmed(request.reply_to, request.request_id)
+            await self._outbox.flush_confirmed(
+                request.reply_to, request.request_id, in_order=_needs_order(command, run)
+            )
         for publication in command.publications:
             match publication:
                 case Completion() if run is not None:
@@ -284,3 +286,12 @@ class Departures:
             await dead_letter(self._broker, letter, queue=request.lane, reason=reason)
         except MessageTooLargeError as too_large:  # the producer has the reason already
             log.error("dead_letter.dropped", request_id=request.request_id, error=str(too_large))
+
+
+def _needs_order(command: Depart, run: Run | None) -> bool:
+    """
+    Return whether the tokens that were sent must precede the outcome: a stream with a gap cannot
+    continue with the next run. A whole answer has all tokens.
+    """
+    is_streamed = run is not None and run.stream_to is not None
+    return is_streamed and any(not isinstance(each, Completion) for each in command.publications)

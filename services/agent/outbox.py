@@ -100,7 +100,9 @@ class Outbox:
         """Let `work` see that its event is set."""
         self._wake.set()
 
-    async def flush_confirmed(self, reply_to: str, request_id: RequestId) -> None:
+    async def flush_confirmed(
+        self, reply_to: str, request_id: RequestId, *, in_order: bool = False
+    ) -> None:
         """
         Publish the messages of one request and wait for the broker's confirms.
 
@@ -109,10 +111,18 @@ class Outbox:
 
         If the broker is unavailable or refuses their size, they are dropped; the final reply also
         has the tokens.
+
+        Args:
+            reply_to: Reply destination of the request.
+            request_id: The request.
+            in_order: True: what `work` has sent before precedes these messages and those that are
+                published next.
         """
         async with self._sending:
             messages = [self._message(each) for each in self._taken(reply_to, request_id)]
         with contextlib.suppress(BrokerUnavailableError, MessageTooLargeError):
+            if in_order:
+                await self._broker.flush_sent()
             for message in messages:
                 await self._broker.publish(topology.REPLIES, reply_to, message)
 

@@ -259,6 +259,15 @@ class Broker(Protocol):
         """Publish soft state or tokens without waiting; the message may be lost silently."""
         ...
 
+    async def flush_sent(self) -> None:
+        """
+        Wait until the broker has routed the messages of `send` so far.
+
+        Only then do messages of `publish` come after them: both use channels of their own, and the
+        broker does not order two channels.
+        """
+        ...
+
     async def get(self, queue: str) -> Delivery | None:
         """
         Return the queue's first ready message; None if the queue is empty.

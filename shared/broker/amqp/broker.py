@@ -123,6 +123,9 @@ class AmqpBroker:
     async def send(self, exchange: str, routing_key: str, message: OutMessage) -> None:
         await self._publisher.send(exchange, routing_key, message)
 
+    async def flush_sent(self) -> None:
+        await self._publisher.flush_sent()
+
     async def get(self, queue: str) -> Delivery | None:
         return await self._getter.get(queue)
 

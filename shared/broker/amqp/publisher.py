@@ -88,6 +88,16 @@ class AmqpPublisher:
                 timeout=self._connection.timeout_s,
             )
 
+    async def flush_sent(self) -> None:
+        """Wait for the messages of `send`, as `Broker.flush_sent` specifies."""
+        channel = self._channels.get(False)
+        if channel is None or channel.is_closed:
+            return
+        with amqp_errors("wait for sent messages"):
+            # The broker handles the methods of a channel in order, so that its answer to any of
+            # them follows the messages before.
+            await channel.basic_qos(prefetch_count=0, timeout=self._connection.timeout_s)
+
     async def _publish_on(
         self, channel: Channel, exchange: str, routing_key: str, message: OutMessage
     ) -> PublishOutcome:

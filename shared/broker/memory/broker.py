@@ -100,6 +100,9 @@ class MemoryBroker:
             log.warning("message.rejected", exchange=exchange, error=str(error))
         await asyncio.sleep(0)
 
+    async def flush_sent(self) -> None:
+        await asyncio.sleep(0)
+
     async def get(self, queue: str) -> Delivery | None:
         await asyncio.sleep(0)
         source = self._server.existing(queue, self)

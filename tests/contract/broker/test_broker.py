@@ -133,6 +133,23 @@ async def test_send_is_unconfirmed_and_drops_unroutable_messages(broker_rig: Bro
     assert await take_bodies(broker, "classic", 1) == ["a"]
 
 
+async def test_messages_that_were_sent_precede_later_publishes(broker_rig: BrokerRig):
+    """Without the wait, RabbitMQ sometimes changes the order of a pair."""
+    broker = await broker_rig.connect()
+    await declare(broker, CLASSIC, replace(CLASSIC, name="others"))
+    large = OutMessage(body=b"sent" + bytes(2000), persistent=False)
+    bodies: list[str] = []
+
+    for _ in range(100):
+        for queue in (*["others"] * 5, "classic"):
+            await broker.send("x", queue, large)
+        await broker.flush_sent()
+        await broker.publish("x", "classic", OutMessage(body=b"published", persistent=False))
+        bodies += await take_bodies(broker, "classic", 2)
+
+    assert [each.strip("\0") for each in bodies] == ["sent", "published"] * 100
+
+
 async def test_topic_bindings_match_words(broker_rig: BrokerRig):
     broker = await broker_rig.connect()
     await broker.declare_exchange(ExchangeSpec(name="t", type=ExchangeType.TOPIC))

@@ -181,6 +181,18 @@ async def test_tokens_of_an_evicted_run_precede_the_next_run(rig: AgentRig):
     assert streamed_tokens(await rig.replies()) == (20, 21)
 
 
+async def test_sent_tokens_of_an_evicted_run_precede_the_confirmed_ones(rig: AgentRig):
+    """The broker does not order their channels, and a stream with a gap stalls until its final."""
+    await rig.running(REQUEST)
+    rig.broker.late = []
+    rig.engine.emit("r", 20)
+    await eventually(lambda: bool(rig.broker.late))
+    rig.engine.emit("r", 21)
+    await leave(rig, "evict")
+
+    assert streamed_tokens(await rig.replies()) == (20, 21)
+
+
 async def test_last_tokens_are_confirmed_before_the_final(rig: AgentRig):
     """Unconfirmed tokens use another channel, on which they could arrive after the final."""
     await rig.running(REQUEST)
