@@ -28,6 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq, pytest.mark.vllm]
 NUM_REQUESTS = 60
 PATIENCE_S = 480.0
 """Time limit of answers; engine restarts take one or two minutes on a quiet machine."""
+AGENTS = ("agent-a0", "agent-a1")
 POISON_TOKEN = 333
 ENGINE = {"engine": {"vllm": {"max_running": 24}}}
 
@@ -43,13 +44,11 @@ async def test_killed_and_drained_engines_change_no_answer(
 
         async def havoc() -> None:
             await under_way.wait()
+            # No engine is left, so the storm cannot end before the last one has drained.
             await kill(mesh, "agent-a0")
-            await mesh.processes["agent-a0"].start()
             await asyncio.sleep(0.5)
-            await mesh.processes[
-                "agent-a1"
-            ].stop()  # drains: running requests are evicted with progress
-            await mesh.processes["agent-a1"].start()
+            await mesh.processes["agent-a1"].stop()  # running requests are evicted with progress
+            await asyncio.gather(*(mesh.processes[name].start() for name in AGENTS))
 
         chaos = asyncio.create_task(havoc(), name="havoc")
         storm = await ask_all(
@@ -59,7 +58,6 @@ async def test_killed_and_drained_engines_change_no_answer(
             on_sent=lambda n: under_way.set() if n > 20 else None,
             timeout_s=PATIENCE_S,
         )
-        assert chaos.done()  # without requests there would be nothing to evict
         await chaos
 
     assert [RequestCompleted] * NUM_REQUESTS == [type(answer.final) for answer in storm]

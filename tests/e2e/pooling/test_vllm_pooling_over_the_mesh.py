@@ -217,8 +217,8 @@ async def test_killed_agents_change_no_vector(servers: Servers):
     storm = asyncio.create_task(vectors())
     await asyncio.sleep(0.3)
     for agent in ("agent-a0", "agent-a1"):
+        assert not storm.done()
         await kill(servers.mesh, agent)
         await servers.mesh.processes[agent].start()
-    assert not storm.done()
 
     assert np.allclose(calm, await storm, rtol=0, atol=TOLERANCE)

@@ -100,7 +100,6 @@ async def test_no_request_is_lost_while_every_process_is_replaced(
                 ask_all(producer, bodies, spacing_s=SPACING_S, timeout_s=240.0),
                 asyncio.gather(*(chat(client, number) for number in range(NUM_CHATS))),
             )
-            assert upgrade.done()  # the last processes were also replaced under load
             await upgrade
 
             assert all(process.code is None for process in mesh.processes.values())
