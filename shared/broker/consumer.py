@@ -42,6 +42,15 @@ def settlement_for(error: Exception) -> Settlement:
     return next(how for kind, how in SETTLEMENTS if isinstance(error, kind))
 
 
+async def before_requeue(delivery: Delivery) -> None:
+    """
+    Wait before *delivery* is requeued: a requeued message is redelivered immediately, and each
+    redelivery counts, so that without a wait an outage of one second would use up the delivery
+    limit.
+    """
+    await asyncio.sleep(min(REQUEUE_MAX_S, REQUEUE_FIRST_S * 2**delivery.delivery_count))
+
+
 class _Kind(msgspec.Struct):
     kind: str = ""
 
@@ -115,9 +124,7 @@ class Dispatcher(Generic[C]):
         how = settlement_for(error)
         if how is Settlement.REQUEUE:
             log.warning("message.requeued", kind=delivery.kind, error=str(error))
-            # A requeued message is redelivered immediately, and each redelivery counts: without a
-            # wait, an outage of one second would use up the delivery limit.
-            await asyncio.sleep(min(REQUEUE_MAX_S, REQUEUE_FIRST_S * 2**delivery.delivery_count))
+            await before_requeue(delivery)
         else:
             log.error("message.rejected", kind=delivery.kind, exc_info=error)
         return how

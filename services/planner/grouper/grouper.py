@@ -25,6 +25,7 @@ from services.planner.grouper.tenants import TenantGate
 from services.planner.settings import GrouperSettings
 from services.planner.state import GrouperState, identity
 from shared.broker import topology
+from shared.broker.consumer import before_requeue
 from shared.broker.finals import publish_final, stored_for
 from shared.broker.protocol import Broker, Delivery, Settlement
 from shared.contracts.base import Decoder, RequestId, Seconds, TenantId
@@ -123,6 +124,7 @@ class Grouper:
             await self._taken_or_refused(delivery, take)
         except TransientError as error:
             log.warning("request.deferred", error=str(error))
+            await before_requeue(delivery)
             await delivery.settle(Settlement.REQUEUE)
         except (
             Exception

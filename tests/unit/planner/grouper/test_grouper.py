@@ -8,7 +8,8 @@ import pytest
 from services.planner.grouper.grouper import OUTSTANDING_MEMORY_S
 from services.planner.settings import GrouperSettings
 from shared.broker import topology
-from shared.broker.protocol import OutMessage, QueueSpec, QueueType, Settlement
+from shared.broker.consumer import REQUEUE_MAX_S
+from shared.broker.protocol import OutMessage, PublishOutcome, QueueSpec, QueueType, Settlement
 from shared.contracts.base import Decoder, RequestId, TenantId
 from shared.contracts.control import LaneNonempty, QueuesRetired, QueuesRetiring
 from shared.contracts.lanes import LaneKey
@@ -59,6 +60,25 @@ async def test_grouper_survives_an_outage_of_the_lanes(rig: GrouperRig):
     rig.broker.down.clear()
     await task
     assert (await rig.far.ready(LANE), await rig.unsettled()) == (1, 0)
+
+
+async def test_lane_that_refuses_for_a_while_does_not_use_up_the_delivery_limit(
+    rig: GrouperRig, monkeypatch: pytest.MonkeyPatch
+):
+    queues = rig.grouper.placement.queues
+
+    async def refuse(_queue: str, _message: OutMessage) -> PublishOutcome:
+        return PublishOutcome.REFUSED
+
+    with monkeypatch.context() as patch:
+        patch.setattr(queues, "publish", refuse)
+        await rig.broker.consume(topology.GLOBAL_REST, rig.grouper.on_request, prefetch=1)
+        await rig.publish(BODY, message_id="patient")
+        await asyncio.sleep(10.0)
+    await asyncio.sleep(REQUEUE_MAX_S)
+
+    assert (await rig.queued()).request_id == "patient"
+    assert await rig.far.ready(topology.DEAD_LETTERS) == 0
 
 
 async def test_deleted_lane_is_declared_again(rig: GrouperRig):
