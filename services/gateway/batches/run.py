@@ -68,6 +68,8 @@ class BatchRun:
         self._again: deque[int] = deque()
         """Lines before the cursor that have to be published again."""
         self._outstanding: dict[RequestId, int] = {}
+        self._unsure: dict[RequestId, int] = {}
+        """Lines that may be in the mesh, but have to be published again."""
         self._most_outstanding = 0
         """Since the last refusal."""
         self._started: set[RequestId] = set()
@@ -166,6 +168,7 @@ class BatchRun:
         for first in range(0, len(numbers), STATES_AT_ONCE):
             await self._take(numbers[first : first + STATES_AT_ONCE])
         self._again = deque(self._to_do(self._cursor))
+        self._unsure = {line_request_id(self._batch.id, number): number for number in self._again}
 
     def _to_do(self, end: int) -> list[int]:
         """Lines before *end* that have to be published, as far as is known."""
@@ -331,14 +334,19 @@ class BatchRun:
         return end - first
 
     async def _sent(self, numbers: Sequence[int], lines: Sequence[bytes]) -> None:
+        ids = {line_request_id(self._batch.id, number): number for number in numbers}
+        # If it fails, some may have been published.
+        self._unsure |= ids
         await self._publisher.send(numbers, lines)
-        for number in numbers:
-            self._outstanding[line_request_id(self._batch.id, number)] = number
+        for request_id, number in ids.items():
+            del self._unsure[request_id]
+            self._outstanding[request_id] = number
             self._table.states[number] = LineState.OUTSTANDING
         self._most_outstanding = max(self._most_outstanding, len(self._outstanding))
 
     async def _settle(self, status: BatchStatus) -> None:
         """Wait for a while for lines that still run, unless all lines have ended."""
+        self._outstanding |= self._unsure
         cancels = status is BatchStatus.CANCELLED
         if cancels:
             await self._publisher.cancel(self._outstanding)
@@ -381,7 +389,7 @@ class BatchRun:
         """End a batch whose input cannot be read."""
         code = error.code if isinstance(error, InvalidInputError) else "input_file_lost"
         reason = {"code": code, "message": str(error), "param": None, "line": None}
-        await self._publisher.cancel(self._outstanding)
+        await self._publisher.cancel(self._outstanding | self._unsure)
         end = BatchEnd(
             status=BatchStatus.FAILED,
             counts=BatchCounts(num_completed=0, num_failed=0),

@@ -12,6 +12,7 @@ import pytest
 
 from services.gateway.batches.publishing import BatchPorts
 from services.gateway.batches.runner import BatchRunner
+from shared.contracts.errors import BrokerUnavailableError
 from shared.contracts.qos import Importance
 from shared.contracts.requests import Final
 from shared.store.ids import line_request_id
@@ -327,6 +328,49 @@ async def test_a_cancelled_batch_keeps_what_has_ended(mesh: ScriptedMesh, ports:
     assert output
     assert set(codes(errors)) == {"batch_cancelled"}
     assert sorted(custom_ids(output) + custom_ids(errors)) == sorted(f"c{n}" for n in range(100))
+
+
+async def test_a_cancelled_batch_cancels_lines_of_a_chunk_that_failed_in_part(
+    mesh: ScriptedMesh, ports: BatchPorts, monkeypatch: pytest.MonkeyPatch
+):
+    mesh.script = run_on
+    publish = mesh.publish_stored
+
+    async def publish_the_first(body: Body, *, digest: str) -> None:
+        if int((body.id or "").rpartition("-")[2]) >= 3:
+            raise BrokerUnavailableError("away")
+        await publish(body, digest=digest)
+
+    monkeypatch.setattr(mesh, "publish_stored", publish_the_first)
+    batch = await submitted(mesh.store, b"".join(map(a_line, range(20))))
+    async with running(ports):
+        await eventually(lambda: len(mesh.published) == 3)
+        await mesh.store.batches.cancel(ACME, batch.id)
+        found = await ended(mesh.store, batch)
+
+    assert found.status is BatchStatus.CANCELLED
+    assert len(mesh.published) == 3
+    assert mesh.cancelled >= mesh.published.keys()
+
+
+async def test_a_batch_that_is_cancelled_without_a_runner_cancels_its_lines(
+    mesh: ScriptedMesh, ports: BatchPorts
+):
+    mesh.script = run_on
+    batch = await submitted(mesh.store, b"".join(map(a_line, range(20))))
+
+    async def has_noted_all() -> bool:
+        row = await mesh.store.batches.get(ACME, batch.id)
+        return row is not None and row.submitted_lines == 20
+
+    async with running(ports):
+        await eventually(has_noted_all)
+    await mesh.store.batches.cancel(ACME, batch.id)
+    async with running(ports):
+        found = await ended(mesh.store, batch)
+
+    assert found.status is BatchStatus.CANCELLED
+    assert mesh.cancelled == mesh.published.keys()
 
 
 async def test_takeovers_at_any_time_lose_and_repeat_nothing(
