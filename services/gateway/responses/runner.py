@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Self
 
@@ -57,14 +57,16 @@ class Runner:
         self._tasks = OwnedTasks()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._num_running = Counter[TenantId]()
+        """Also counts those that are about to run."""
         self._closing = asyncio.Event()
 
-    def check_room(self, tenant: TenantId) -> None:
+    @contextmanager
+    def room(self, tenant: TenantId) -> Iterator[None]:
         """
-        Check that one more response of *tenant* may run here.
+        Context that keeps room for one more response of *tenant*, which begins to run in it.
 
         Raises:
-            CapacityError: Too many do.
+            CapacityError: Too many run here, or are about to.
         """
         if self._num_running[tenant] >= self._max_running:
             raise CapacityError(
@@ -72,6 +74,11 @@ class Runner:
                 "which is its limit",
                 retry_after_s=RETRY_AFTER_S,
             )
+        self._num_running[tenant] += 1
+        try:
+            yield
+        finally:
+            self._num_running[tenant] -= 1
 
     async def add(
         self, response: StoredResponse, events: list[StoredEvent]

@@ -86,14 +86,14 @@ class Responses:
         """
         asked = parse_asked(body)
         self._registry.resolve(asked.model)
-        self._runner.check_room(tenant)
-        if asked.previous_response_id is not None:
-            await self.turns(tenant, asked.previous_response_id)
-        response = await self._new(tenant, asked, body, headers)
-        queued = queued_object(response, msgspec.json.decode(body))
-        response = msgspec.structs.replace(response, object=msgspec.json.encode(queued))
-        events = [stored_event(event) for event in first_events(queued)]
-        added, run = await self._runner.add(response, events)
+        with self._runner.room(tenant):
+            if asked.previous_response_id is not None:
+                await self.turns(tenant, asked.previous_response_id)
+            response = await self._new(tenant, asked, body, headers)
+            queued = queued_object(response, msgspec.json.decode(body))
+            response = msgspec.structs.replace(response, object=msgspec.json.encode(queued))
+            events = [stored_event(event) for event in first_events(queued)]
+            added, run = await self._runner.add(response, events)
         if run is None:
             return _repeated(added, asked, response)
         try:

@@ -372,6 +372,18 @@ async def test_a_tenant_has_a_limit_of_running_responses(settings: StoreSettings
 
 
 @ONLY_SQLITE
+async def test_concurrent_creations_do_not_pass_the_limit(settings: StoreSettings):
+    front = ScriptedFront(stop_after=5)
+    async with gateway_parts(settings, front, max_running=2) as parts:
+        found = await asyncio.gather(*(parts.create() for _ in range(5)), return_exceptions=True)
+        front.resume.set()
+        await eventually(lambda: not parts.runner._running)
+        await parts.create()
+
+    assert [type(each) for each in found].count(CapacityError) == 3
+
+
+@ONLY_SQLITE
 async def test_a_repeated_key_gets_the_same_response(settings: StoreSettings):
     body = msgspec.json.encode({"model": "m", "input": "x", "background": True})
     other = msgspec.json.encode({"model": "m", "input": "y", "background": True})
