@@ -1,8 +1,12 @@
 """Sending one HTTP answer over ASGI."""
 
-from litestar.types import Send
+import asyncio
+
+from litestar.types import Message, Send
 
 from services.gateway.errors import error_body, error_headers
+from shared.contracts.base import Seconds
+from shared.contracts.errors import MeshError
 from shared.contracts.requests import ErrorInfo
 
 JSON = "application/json"
@@ -10,17 +14,27 @@ ERROR_STATUSES = range(400, 600)
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
+class UnreadError(MeshError):
+    """The client does not read its answer."""
+
+
 class Channel:
     """
     Response channel to the HTTP client.
 
+    Every method that sends raises `UnreadError` if the client does not read.
+
     Args:
         send: The `send` of ASGI.
         headers: Headers that every answer has.
+        unread_s: Longest time for which the client may not take a part; None: no limit.
     """
 
-    def __init__(self, send: Send, headers: dict[str, str]) -> None:
-        self._send = send
+    def __init__(
+        self, send: Send, headers: dict[str, str], *, unread_s: Seconds | None = None
+    ) -> None:
+        self._to_client = send
+        self._unread_s = unread_s
         self._headers = headers
         self.started = False
         """
@@ -87,3 +101,10 @@ class Channel:
 
     async def _body(self, data: bytes, *, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def _send(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(self._unread_s):
+                await self._to_client(message)
+        except TimeoutError as error:
+            raise UnreadError(f"the client has read nothing for {self._unread_s:g} s") from error

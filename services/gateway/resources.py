@@ -11,7 +11,7 @@ import structlog
 from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
 
 from services.gateway.admission import Admission, admission
-from services.gateway.channel import Channel
+from services.gateway.channel import Channel, UnreadError
 from services.gateway.errors import error_info
 from services.gateway.headers import REQUEST_ID, headers_in, id_headers
 from services.gateway.outcomes import Outcome, outcome_of
@@ -106,11 +106,18 @@ class WithResources:
             return
         headers = headers_in(scope)
         request_id = f"req-{uuid4().hex}"
-        channel = Channel(send, id_headers(request_id, headers.get(REQUEST_ID)))
+        channel = Channel(
+            send,
+            id_headers(request_id, headers.get(REQUEST_ID)),
+            unread_s=self._gateway.settings.request_timeout_s,
+        )
         logged = log.bind(request_id=request_id, endpoint=resource.name)
         outcome = Outcome.CANCELLED
         try:
             outcome = await self._answered(resource, scope, receive, headers, channel)
+        except UnreadError as error:
+            # The missing rest makes the server close the connection.
+            logged.info("request.unread", error=str(error))
         except (MeshError, HTTPException) as error:
             info = error_info(error)
             outcome = outcome_of(info)

@@ -8,6 +8,7 @@ import structlog
 
 from services.gateway.admission import read_ahead
 from services.gateway.body import Forwarded
+from services.gateway.channel import UnreadError
 from services.gateway.disconnect import disconnected
 from services.gateway.outcomes import Outcome
 from services.gateway.resources import ResourceCall, Routes, WithResources
@@ -224,9 +225,12 @@ async def stream(
             await call.channel.event(b"")
         await call.channel.end()
 
-    if await _before_disconnection(call, send(), name=f"events of {response.id}"):
-        return Outcome.COMPLETED
-    return Outcome.CANCELLED
+    try:
+        is_sent = await _before_disconnection(call, send(), name=f"events of {response.id}")
+    except UnreadError as error:
+        log.info("response.unread", response_id=response.id, error=str(error))
+        is_sent = False
+    return Outcome.COMPLETED if is_sent else Outcome.CANCELLED
 
 
 async def _created(responses: Responses, call: ResourceCall, body: bytes) -> Created | None:
