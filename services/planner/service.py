@@ -384,7 +384,6 @@ class _Planner:
             leader_id=self._name,
         )
         plan = LeaderMetrics(ports.health.metrics, leader.state).counting(leader.plan)
-        broker.on_connection_lost(leader.deposed)
         keys = [
             (topology.CONTROL, topology.CONTROL_LANE),
             (topology.CONTROL, topology.CONTROL_PLAN),
@@ -392,7 +391,9 @@ class _Planner:
         ]
         dispatcher = Dispatcher(NOTICE_HANDLERS, leader)
         await self._listen(f"leader.{self._name}", keys, dispatcher, prefetch=64)
-        await self._consume(topology.LEADER, leader_state_handler(leader), prefetch=64)
+        broker.on_connection_lost(leader.deposed)
+        handler = leader_state_handler(leader)
+        await self._consume(topology.LEADER, handler, prefetch=64, on_broken=leader.deposed)
         self._repeat("leader.plan", settings.plan_period_s, plan)
         self._repeat("leader.attend", ATTENTION_PERIOD_S, leader.attend)
         self._repeat("leader.advise", settings.advise_period_s, leader.advise)
@@ -410,9 +411,17 @@ class _Planner:
             )
         await self._consume(queue.name, dispatcher.handle, prefetch)
 
-    async def _consume(self, queue: str, handler: DeliveryHandler, prefetch: int) -> None:
+    async def _consume(
+        self,
+        queue: str,
+        handler: DeliveryHandler,
+        prefetch: int,
+        on_broken: Callable[[], None] = lambda: None,
+    ) -> None:
         """Consume *queue* until the process stops."""
-        subscription = await self._broker.consume(queue, handler, prefetch=prefetch)
+        subscription = await self._broker.consume(
+            queue, handler, prefetch=prefetch, on_broken=on_broken
+        )
         self._stack.push_async_callback(subscription.cancel)
 
     def _repeat(self, name: str, period_s: Seconds, action: Callable[[], Awaitable[None]]) -> None:

@@ -278,11 +278,22 @@ class Broker(Protocol):
         """
         ...
 
-    async def consume(self, queue: str, handler: DeliveryHandler, *, prefetch: int) -> Subscription:
+    async def consume(
+        self,
+        queue: str,
+        handler: DeliveryHandler,
+        *,
+        prefetch: int,
+        on_broken: Callable[[], None] = lambda: None,
+    ) -> Subscription:
         """
         Call *handler* for each delivery, with at most *prefetch* unsettled at a time.
 
         Handlers run concurrently; they must settle their delivery and must not raise.
+
+        *on_broken* is called, perhaps more than once, when the broker has ended the consumer: its
+        connection or channel is lost, or its queue was deleted. Another consumer may get the
+        messages then, also after the client has restored this one.
 
         Raises:
             QueueNotFoundError: The queue does not exist.

@@ -93,7 +93,7 @@ class Leader:
             log.info("leader.elected", leader_id=self.leader_id)
 
     def deposed(self) -> None:
-        """Give up the leader role after a lost connection, but keep the view of the cluster."""
+        """Give up the leader role when its consumer is broken, but keep the view of the cluster."""
         if self.state.active_since is not None:
             self.state.active_since = None
             # Another leader may plan in the meantime, so later plans of this process need a new

@@ -130,14 +130,23 @@ class AmqpBroker:
         return await self._getter.get(queue)
 
     async def consume(
-        self, queue: str, handler: DeliveryHandler, *, prefetch: int
+        self,
+        queue: str,
+        handler: DeliveryHandler,
+        *,
+        prefetch: int,
+        on_broken: Callable[[], None] = lambda: None,
     ) -> AmqpSubscription:
+        def broken() -> None:
+            self._restorer.wake()
+            on_broken()
+
         subscription = AmqpSubscription(
             self._consuming,
             queue=queue,
             handler=handler,
             prefetch=prefetch,
-            on_broken=self._restorer.wake,
+            on_broken=broken,
             on_cancelled=self._restorer.subscriptions.discard,
         )
         await subscription.start()

@@ -111,11 +111,20 @@ class MemoryBroker:
         return source.get(self._session)
 
     async def consume(
-        self, queue: str, handler: DeliveryHandler, *, prefetch: int
+        self,
+        queue: str,
+        handler: DeliveryHandler,
+        *,
+        prefetch: int,
+        on_broken: Callable[[], None] = lambda: None,
     ) -> MemorySubscription:
         source = self._server.existing(queue, self)
         subscription = MemorySubscription(
-            queue, handler, prefetch=prefetch, on_cancelled=self._forget
+            queue,
+            handler,
+            prefetch=prefetch,
+            on_broken=on_broken,
+            on_cancelled=self._forget,
         )
         self._attach(subscription, source)
         return subscription
@@ -152,6 +161,8 @@ class MemoryBroker:
         if not self._session.open:
             return
         self._end_session()
+        for subscription in self._subscriptions:
+            subscription.on_broken()
         for callback in self._lost_callbacks:
             callback()
 

@@ -128,8 +128,10 @@ class MemoryQueue:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
 
     def close(self) -> None:
-        """Drop all messages and the timer of a queue that is deleted."""
+        """Drop all messages and the timer of a queue that is deleted, and end its consumers."""
         self.purge()
+        for consumer in self._consumers:
+            consumer.on_broken()
         if self._timer is not None:
             self._timer.cancel()
 

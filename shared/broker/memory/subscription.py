@@ -22,6 +22,7 @@ class MemorySubscription:
         queue: Name of the queue.
         handler: See `Broker.consume`.
         prefetch: Maximum number of unsettled deliveries.
+        on_broken: See `Broker.consume`.
         on_cancelled: Called when the owner has cancelled the subscription; stops deliveries.
     """
 
@@ -31,11 +32,13 @@ class MemorySubscription:
         handler: DeliveryHandler,
         *,
         prefetch: int,
+        on_broken: Callable[[], None],
         on_cancelled: Callable[["MemorySubscription"], None],
     ) -> None:
         if prefetch < 1:
             raise ValueError("prefetch must be at least 1")
         self.queue = queue
+        self.on_broken = on_broken
         self.session = MemorySession(open=False)
         self.unsettled = 0
         self._handler = handler

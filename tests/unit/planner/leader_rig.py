@@ -89,7 +89,8 @@ class LeaderRig:
         )
         self.leaders.append(leader)
         broker.on_connection_lost(leader.deposed)
-        await broker.consume(topology.LEADER, leader_state_handler(leader), prefetch=64)
+        handler = leader_state_handler(leader)
+        await broker.consume(topology.LEADER, handler, prefetch=64, on_broken=leader.deposed)
         return leader
 
     async def hear(self, message: Message, key: str = "status.i") -> None:

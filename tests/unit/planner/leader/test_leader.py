@@ -52,6 +52,13 @@ async def test_delivery_makes_the_leader(cluster: LeaderRig):
     assert leader.state.active_since == NOW
 
 
+async def test_leader_whose_consumer_is_ended_by_the_broker_is_deposed(cluster: LeaderRig):
+    leader = await cluster.leader()
+    await cluster.hear(TICK, "tick.planner")
+    await cluster.far.delete_queue(topology.LEADER)
+    assert leader.state.active_since is None
+
+
 async def test_new_leader_collects_statuses_before_it_plans(cluster: LeaderRig):
     leader = await cluster.leader()
     await cluster.hear(status())
