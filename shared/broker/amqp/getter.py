@@ -73,7 +73,7 @@ class AmqpGetter:
         channels.num_pending += 1
         try:
             # A call that still waits here ends with its caller: when a slow broker answers again,
-            # it would get a message for nobody, and each requeue of a message counts.
+            # it would get a message without a receiver, and each requeue of a message counts.
             await channels.slots.acquire()
         except BaseException:  # cancelled: nothing was asked
             channels.num_pending -= 1

@@ -45,7 +45,7 @@ class SlowQueue:
 
 
 async def test_calls_that_have_not_asked_end_with_their_callers() -> None:
-    """Otherwise each would take the message later, for nobody, up to the limit of deliveries."""
+    """Otherwise each would take the message later and return it, up to the limit of deliveries."""
     queue = SlowQueue()
     getter = AmqpGetter(queue)  # type: ignore[arg-type]  # a fake
     for _ in range(10):
