@@ -269,11 +269,14 @@ class _Planner:
         await self._listen(f"grouper.{self._name}", keys, dispatcher, prefetch=256)
         # The time from which this process hears all demands.
         parts.tenants.allocator.listens_since = self._ports.clock.now()
-        self._broker.on_connection_lost(parts.tenants.on_connection_lost)
+        self._broker.on_connection_lost(parts.tenants.deposed)
 
     async def _consume_requests(self, parts: _GrouperParts) -> None:
         ports, grouper, settings = self._ports, parts.grouper, self._ports.settings.grouper
-        await self._consume(topology.TENANTS, parts.tenants.allocate, prefetch=64)
+        tenants = parts.tenants
+        await self._consume(
+            topology.TENANTS, tenants.allocate, prefetch=64, on_broken=tenants.deposed
+        )
         on_request = traced(ports.tracer, grouper.on_request)
         await self._consume(topology.GLOBAL_INTERACTIVE, on_request, settings.interactive_prefetch)
         await self._consume(topology.GLOBAL_REST, InTurn(on_request), settings.rest_prefetch)

@@ -259,8 +259,11 @@ class TenantGate:
             await self._send(topology.TENANT_GRANTS_KEY, answer)
         await delivery.settle(Settlement.ACK)
 
-    def on_connection_lost(self) -> None:
-        """Another process may be the allocator now, and demands were missed."""
+    def deposed(self) -> None:
+        """
+        Give up the allocator's role when its consumer is broken: another process may be the
+        allocator now, and demands may have been missed.
+        """
         self.allocator.end()
         self.allocator.listens_since = self.clock.now()
         self._greets = True

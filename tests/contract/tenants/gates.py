@@ -61,7 +61,9 @@ async def open_gate(
         queue = topology.temporary_queue(name)
         bindings = [(topology.TELEMETRY, key) for key in keys]
         await stack.enter_async_context(listening(broker, queue, _decode, bindings, on_message))
-        subscription = await broker.consume(topology.TENANTS, gate.allocate, prefetch=64)
+        subscription = await broker.consume(
+            topology.TENANTS, gate.allocate, prefetch=64, on_broken=gate.deposed
+        )
         stack.push_async_callback(subscription.cancel)
         reports = asyncio.create_task(every(DEMAND_PERIOD_S, gate.report, stop=stop))
         try:
