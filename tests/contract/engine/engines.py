@@ -34,6 +34,11 @@ from tests.requirements import absent
 LLAMA = ModelName("tiny-llama")
 OTHER = ModelName("tiny-llama-b")
 CRASH_TOKEN = 511
+SLEEPING_YIELD = """
+import os, time
+os.sched_yield = lambda: time.sleep(50e-6)
+"""
+"""Module `sitecustomize` of processes that sleep instead of yielding the CPU."""
 
 _ids = count()
 
@@ -215,13 +220,21 @@ def vllm_as_on_gpu_rig(directory: Path) -> EngineRig:
 
 def vllm_two_devices_rig(directory: Path) -> EngineRig:
     """vLLM with a policy and the model spread over two devices, or two workers on a CPU."""
-    # Otherwise the first request waits for the compilation of a function.
-    python = python_with(directory, TORCHDYNAMO_DISABLE="1")
+    # VLLM's processes wait for each other by yielding the CPU in a loop. On two cores, some kernels
+    # then do not let the test run for seconds, until a request has ended.
+    patches = directory / "patches"
+    patches.mkdir()
+    (patches / "sitecustomize.py").write_text(SLEEPING_YIELD)
+    # Without TORCHDYNAMO_DISABLE, the first request waits for the compilation of a function.
+    python = python_with(directory, TORCHDYNAMO_DISABLE="1", PYTHONPATH=f"{patches}:$PYTHONPATH")
     return vllm_rig(directory, {"tensor_parallel_size": 2}, policy="qoserve", python=python)
 
 
 def python_with(directory: Path, **variables: str) -> str:
-    """Path of a new interpreter of engine hosts, with additional environment *variables*."""
+    """
+    Path of a new interpreter of engine hosts, with additional environment *variables*, whose values
+    a shell expands.
+    """
     assignments = " ".join(f"{name}={value}" for name, value in variables.items())
     python = directory / "python"
     python.write_text(f'#!/bin/sh\n{assignments} exec {sys.executable} "$@"\n')

@@ -26,10 +26,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 ANSWER_TOKENS = 1000
 """Answer length of runs that are aborted."""
 ABORTS = 5
-"""
-Number of attempts to abort a run before its end: on two cores, the workers of two devices, which
-wait without sleeping, can keep the test from running until the answer is complete.
-"""
+"""Number of attempts to abort a run before its end, which may be early on a busy machine."""
 ROUNDS = 5
 """Maximum number of attempts until an abort comes in time."""
 
