@@ -75,7 +75,7 @@ class AmqpGetter:
             # A call that still waits here ends with its caller: when a slow broker answers again,
             # it would get a message without a receiver, and each requeue of a message counts.
             await channels.slots.acquire()
-        except BaseException:  # cancelled: nothing was asked
+        except asyncio.CancelledError:  # the broker was not asked
             channels.num_pending -= 1
             raise
         # The call runs in a separate task: aiormq closes a channel whose call is cancelled, which

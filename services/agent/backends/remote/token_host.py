@@ -155,7 +155,7 @@ class TokenHost:
 
     async def _launch(self) -> None:
         """
-        Start the host and attach all servers; called with the lock, while there is no host.
+        Start the host and attach all servers. The caller holds the lock, and no host runs.
 
         Raises:
             EngineError: The host cannot be started.
