@@ -17,6 +17,8 @@ from services.agent.backends.vllm.shared.qos import qos_in_core
 
 NUM_THREADS = 4
 """Number of grammars that are compiled at once; more than one, since single ones may be slow."""
+MAX_LATE = 8
+"""Number of grammars over their limit of time beside which others are compiled."""
 
 
 class ResumingGrammars(StructuredOutputManager):  # type: ignore[misc]  # vLLM is untyped to mypy
@@ -36,7 +38,10 @@ class ResumingGrammars(StructuredOutputManager):  # type: ignore[misc]  # vLLM i
                 StructuredOutputManager.__init__(self, _with_tokenizer(self.vllm_config))
                 settings = core_settings(self.vllm_config.additional_config)
                 self.executor = CompileThreads(
-                    limit_s=settings.grammar_timeout_s, num_threads=NUM_THREADS
+                    limit_s=settings.grammar_timeout_s,
+                    num_threads=NUM_THREADS,
+                    max_late=MAX_LATE,
+                    key_of=lambda request: request.structured_output_request.structured_output_key,
                 )
             super().grammar_init(request)
         except Exception as error:  # noqa: BLE001 - the core reports the reason with the request
