@@ -37,13 +37,13 @@ async def built_run(
     if request.input_lengths:
         names = [core_id(request.request_id, next(numbers)) for _ in request.input_lengths]
         tasks = await engine.tasks()
-        adapters = [await engine.adapter(command, name) for name in names]
         with engine.giving_back(*names):
+            adapters = [await engine.adapter(command, name) for name in names]
             inputs = engine.requests.build_pooled(command, names, tasks, adapters)
         return PooledRun(request, inputs, engine, on_output=on_output, on_error=on_error)
     name = core_id(request.request_id, next(numbers))
-    adapter = await engine.adapter(command, name)
     with engine.giving_back(name):
+        adapter = await engine.adapter(command, name)
         built, end = engine.requests.build(command, name, adapter)
     if built is None:
         engine.give_back(name)

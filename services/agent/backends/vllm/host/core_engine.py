@@ -100,7 +100,7 @@ class CoreEngine:
 
     @contextmanager
     def giving_back(self, *core_ids: str) -> Iterator[None]:
-        """Context in which requests are built; after an error they use no adapter."""
+        """Context in which requests take adapters and are built; after an error they use none."""
         try:
             yield
         except BaseException:  # also when cancelled: no request will give the adapters back

@@ -52,7 +52,7 @@ class Engine(Protocol):
         """
 
     def giving_back(self, *core_ids: str) -> AbstractContextManager[None]:
-        """Context in which requests are built; after an error they use no adapter."""
+        """Context in which requests take adapters and are built; after an error they use none."""
 
     def give_back(self, core_id: str) -> None:
         """End the use of an adapter by a request that is not submitted."""

@@ -2,8 +2,12 @@
 
 import asyncio
 import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -12,6 +16,7 @@ import pytest
 
 ENGINE = "services.agent.backends.vllm.host.core_engine"
 ADAPTERS = "services.agent.backends.vllm.host.adapters"
+BUILDING = "services.agent.backends.vllm.host.built_runs"
 NUM_SLOTS = 2
 
 
@@ -61,6 +66,9 @@ class Client:
             raise outputs
         return SimpleNamespace(outputs=outputs)
 
+    async def get_supported_tasks_async(self) -> tuple[str, ...]:
+        return ("embed",)
+
     async def sleep_async(self, *, level: int) -> None:
         await asyncio.Event().wait()  # until the test cancels it
 
@@ -106,6 +114,8 @@ def engine(client: Client, monkeypatch: pytest.MonkeyPatch) -> Any:
         "vllm.v1.engine": {},
         "vllm.v1.engine.exceptions": {"EngineDeadError": EngineDeadError},
         "services.agent.backends.vllm.host.core_requests": {"CoreRequests": object},
+        "services.agent.backends.vllm.host.runs": {"Run": object},
+        "services.agent.backends.vllm.host.pooled_run": {"PooledRun": object},
     }
     for name, content in stand_ins.items():
         module = ModuleType(name)
@@ -117,6 +127,20 @@ def engine(client: Client, monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in (ENGINE, ADAPTERS):
         monkeypatch.delitem(sys.modules, name)
     return found.CoreEngine(client, None, adapters.Adapters(client, NUM_SLOTS), None)
+
+
+@pytest.fixture
+def built_run(engine: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Awaitable[Any]]:
+    """Begins to build a run on the engine, whose requests cannot be built."""
+
+    def build_pooled(*_: object) -> None:
+        raise ValueError("bad input")
+
+    monkeypatch.delitem(sys.modules, BUILDING, raising=False)
+    building = import_module(BUILDING)
+    monkeypatch.delitem(sys.modules, BUILDING)
+    engine.requests = SimpleNamespace(build_pooled=build_pooled)
+    return partial(building.built_run, on_output=lambda _: None, on_error=lambda *_: None)
 
 
 async def submitted(engine: Any, *request_ids: str) -> list[Receiver]:
@@ -299,6 +323,27 @@ async def test_a_request_that_is_not_built_uses_no_adapter(
     await taking(engine, "r1", "sql", tmp_path)
     with pytest.raises(ValueError, match="bad"), engine.giving_back("r1"):
         raise ValueError("bad prompt")
+    await engine.keep_adapters([])
+
+    assert loaded(client) == []
+
+
+@pytest.mark.parametrize("turns", range(16))
+async def test_a_run_that_is_cancelled_or_fails_while_it_is_built_uses_no_adapter(
+    engine: Any,
+    client: Client,
+    built_run: Callable[..., Awaitable[Any]],
+    tmp_path: Path,
+    turns: int,
+) -> None:
+    request = SimpleNamespace(request_id="r", adapter="sql", input_lengths=(1, 1))
+    command = SimpleNamespace(request=request, adapter_path=str(tmp_path))
+    building = asyncio.ensure_future(built_run(command, engine, count()))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    building.cancel()
+    with suppress(asyncio.CancelledError, ValueError):
+        await building
     await engine.keep_adapters([])
 
     assert loaded(client) == []
