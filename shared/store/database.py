@@ -44,6 +44,8 @@ DRIVER_ERRORS = (
 """Errors while a connection is made, which SQLAlchemy does not translate."""
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 PG_DISK_FULL = "53100"
+PG_DATA_ERRORS = "22"
+"""Class of the codes of errors of values."""
 POOL_SIZE = 8
 CONNECT_TIMEOUT_S = 10.0
 _WRITES = "headway_writes"
@@ -164,7 +166,8 @@ class Database:
         except DBAPIError as error:
             if _is_full(error):
                 raise StoreFullError("the disk of the database is full") from error
-            if isinstance(error, BUGS) and not error.connection_invalidated:
+            is_bug = isinstance(error, BUGS) or _is_data_error(error)
+            if is_bug and not error.connection_invalidated:
                 raise
             if limit.expired():  # the driver fails to roll back in the middle of an operation
                 raise StoreUnavailableError(
@@ -222,7 +225,13 @@ def _limits(timeout_s: Seconds) -> Any:
 
 
 def _is_full(error: DBAPIError) -> bool:
-    original = error.orig
-    if getattr(original, "sqlstate", None) == PG_DISK_FULL:
-        return True
-    return "disk is full" in str(original)
+    return _sqlstate(error) == PG_DISK_FULL or "disk is full" in str(error.orig)
+
+
+def _is_data_error(error: DBAPIError) -> bool:
+    """Whether PostgreSQL refuses a value; SQLAlchemy does not map this error of asyncpg."""
+    return _sqlstate(error).startswith(PG_DATA_ERRORS)
+
+
+def _sqlstate(error: DBAPIError) -> str:
+    return getattr(error.orig, "sqlstate", None) or ""

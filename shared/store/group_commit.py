@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 from shared.contracts.base import Seconds
+from shared.contracts.errors import MeshError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -44,8 +45,9 @@ class GroupCommit(Generic[Item, Result]):
         """
         Write *item* and return its result, once the transaction is committed.
 
-        An error of the transaction is raised to all callers whose items it has. A caller that is
-        cancelled does not stop the transaction.
+        An error of the store is raised to all callers whose items the transaction has. After any
+        other error, which may be that of one item, each item is written in a transaction of its
+        own. A caller that is cancelled does not stop the transaction.
         """
         done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, done))
@@ -75,6 +77,10 @@ class GroupCommit(Generic[Item, Result]):
                 done.cancel()
             raise
         except Exception as error:  # noqa: BLE001 - each caller raises it
+            if len(group) > 1 and not isinstance(error, MeshError):
+                for each in group:
+                    await self._write_group([each])
+                return
             for _, done in group:
                 if not done.done():
                     done.set_exception(error)

@@ -1,5 +1,8 @@
 """Rows of requests that are made before the requests are published."""
 
+import pytest
+from sqlalchemy.exc import DBAPIError
+
 from shared.contracts.base import RequestId, TenantId
 from shared.store.requests.records import Asked, ClaimAsked, Ended
 from shared.store.requests.rows import UNENDED_S
@@ -71,3 +74,12 @@ async def test_withdrawn_id_is_free_unless_it_is_claimed(store: Store):
 
     assert await rows.get(ACME, RequestId("r1")) is None
     assert await rows.get(OTHER, RequestId("r1")) is not None
+
+
+async def test_a_value_that_the_database_refuses_is_no_outage(store: Store, database_kind: str):
+    ask = store.requests.ask([an_ask("with NUL: \0")])
+    if database_kind == "sqlite":
+        assert await ask == [True]
+    else:
+        with pytest.raises(DBAPIError, match="invalid byte sequence"):
+            await ask

@@ -5,9 +5,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from shared.contracts.errors import StoreFullError
 from shared.store.group_commit import GroupCommit
 
 pytestmark = pytest.mark.virtual_time
+
+REFUSED = 13
+"""An item that the database refuses."""
 
 
 class Writer:
@@ -23,6 +27,8 @@ class Writer:
         await self.may_end.acquire()
         if self.error is not None:
             raise self.error
+        if REFUSED in items:
+            raise ValueError("refused")
         return [item * 10 for item in items]
 
 
@@ -89,7 +95,7 @@ async def test_a_full_group_does_not_wait_for_the_period():
 async def test_an_error_reaches_each_caller_of_its_group_alone():
     writer = Writer()
     commits = GroupCommit(writer.write)
-    writer.error = ValueError("disk")
+    writer.error = StoreFullError("disk")
     failed = [asyncio.create_task(commits.submit(number)) for number in (1, 2)]
     writer.may_end.release()
     errors = await asyncio.gather(*failed, return_exceptions=True)
@@ -98,6 +104,19 @@ async def test_an_error_reaches_each_caller_of_its_group_alone():
 
     assert [str(error) for error in errors] == ["disk", "disk"]
     assert await commits.submit(3) == 30
+    assert writer.groups == [[1, 2], [3]]
+
+
+async def test_an_item_that_is_refused_fails_its_caller_only():
+    writer = Writer()
+    writer.may_end = asyncio.Semaphore(4)
+    commits = GroupCommit(writer.write)
+    answers = await asyncio.gather(
+        *(commits.submit(item) for item in (1, REFUSED, 3)), return_exceptions=True
+    )
+
+    assert [str(answer) for answer in answers] == ["10", "refused", "30"]
+    assert writer.groups == [[1, REFUSED, 3], [1], [REFUSED], [3]]
 
 
 async def test_a_cancelled_caller_stops_neither_its_transaction_nor_others():
