@@ -48,9 +48,12 @@ class ServableModels:
         Add a model to these and to *engine*, and return its facts.
 
         Raises:
-            SettingsError: The model has no tokenizer.
+            SettingsError: The model has no tokenizer, or the engine still has a model of the name
+                that was removed.
         """
+        self._require_free(entry)
         tokenizer = await asyncio.to_thread(Tokenizer.load, Path(entry.path))
+        self._require_free(entry)  # a release may have begun meanwhile
         engine.add(entry)
         self.tokenizers[entry.name] = tokenizer
         self.digests[entry.name] = model_digest(entry)
@@ -77,6 +80,11 @@ class ServableModels:
         """Remove a model that the engine has released."""
         for mapping in (self.entries, self.tokenizers, self.digests):
             mapping.pop(model, None)
+
+    def _require_free(self, entry: ModelEntry) -> None:
+        held = self.entries.get(entry.name)
+        if entry.name in self.releasing or (held is not None and held != entry):
+            raise SettingsError("this instance still serves the former model of the name")
 
     def _facts(self, entry: ModelEntry) -> ModelFacts:
         return ModelFacts(

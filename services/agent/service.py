@@ -295,9 +295,6 @@ class Agent:
         """
         if self._ports.settings.models or entry.takes_bodies:
             return
-        held = self._servable.entries.get(entry.name)
-        if entry.name in self._servable.releasing or (held is not None and held != entry):
-            raise SettingsError("this instance still serves the former model of the name")
         self._shell.put(Added(model=await self._servable.add(entry, self._engine)))
 
     async def replace(self, entry: ModelEntry) -> None:

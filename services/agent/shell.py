@@ -136,6 +136,7 @@ class Shell:
             do.Renew: self._renew,
             do.Discard: lambda command: self._deliveries.settle(command.tags, Settlement.ACK),
             **dict.fromkeys(do.CALLS, self._call),
+            do.Release: self._begin_release,
             do.Count: self._count,
             do.Claim: self._claim,
             do.Unclaim: self._unclaim,
@@ -311,6 +312,11 @@ class Shell:
         self.look()
         self.put(result)
 
+    def _begin_release(self, command: do.Release) -> Coroutine[Any, Any, None]:
+        # Set before the task begins: a model of the name must not be added from now on.
+        self._models.releasing.add(command.model)
+        return self._call(command)
+
     async def _release(self, command: do.Release) -> None:
         """
         Release a model for which no request waits.
@@ -319,7 +325,6 @@ class Shell:
             ContractError: A request waits; the message names its queue.
             EngineError: The engine cannot release the model now.
         """
-        self._models.releasing.add(command.model)
         try:
             for queue in command.queues:
                 depth = await self._broker.depth(queue)
