@@ -68,6 +68,8 @@ class Deliveries:
                 outcome = ev.PullOutcome.EMPTY
             elif (request := await self._decoded(delivery)) is None:
                 outcome = ev.PullOutcome.DEAD_LETTERED
+            elif delivery.has_returned():  # its connection was lost before this was resumed
+                outcome = ev.PullOutcome.UNREACHABLE
             else:
                 return self._delivered(delivery, request)
         except QueueNotFoundError:
