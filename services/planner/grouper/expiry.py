@@ -82,6 +82,8 @@ class Expiry:
     hear_first_tokens: Callable[[], Awaitable[None]] = _no_op
     stories: StoryOutbox | None = None
     _hears: bool = False
+    _ending: dict[str, asyncio.Event] = field(default_factory=dict)
+    """Identity of a request whose last reply is being sent -> set when it is sent, or not."""
     _unannounced: list[ExpiredRequest] = field(default_factory=list)
 
     async def watch(self, request: QueuedRequest, queue: str) -> None:
@@ -145,9 +147,6 @@ class Expiry:
         Raises:
             BrokerUnavailableError: The broker remained unavailable during all retries.
         """
-        key = identity(request.tenant, request.request_id)
-        if key in self.ended:
-            return
         place = _waited(queue, self.clock.now() - request.grouped_at, request.progress.num_tokens)
         error = expired_error(nearest_end(request), arrived_at=request.arrived_at, place=place)
         await self._end(request, queue, error)
@@ -172,9 +171,14 @@ class Expiry:
         return None
 
     async def _end(self, request: QueuedRequest | Watched, queue: str, error: ErrorInfo) -> None:
-        """Send the reply of a request. It counts as ended meanwhile, so that it is sent once."""
+        """Send the reply of a request, unless it was sent; return when the broker has it."""
         key = identity(request.tenant, request.request_id)
+        while (ending := self._ending.get(key)) is not None:
+            await ending.wait()
+        if key in self.ended:
+            return
         self.ended[key] = None
+        ending = self._ending[key] = asyncio.Event()
         try:
             failed = RequestFailed(
                 request_id=request.request_id,
@@ -188,6 +192,9 @@ class Expiry:
         except BaseException:  # also if the process stops: another grouper gets the dead letter
             self.ended.pop(key, None)
             raise
+        finally:
+            del self._ending[key]
+            ending.set()
         self._forget(request.request_id, request.tenant)
         self.state.expired[place_of(queue)] += 1
         qos_class = request.qos_class if isinstance(request, Watched) else request.slo.qos_class

@@ -1,5 +1,6 @@
 """A grouper ends requests at their ends, wherever they wait, and each only once."""
 
+import asyncio
 from dataclasses import replace
 
 import msgspec
@@ -8,6 +9,7 @@ import pytest
 from services.planner.grouper.watched_ends import GRACE_S
 from services.planner.settings import GrouperSettings
 from shared.broker import topology
+from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import OutMessage, PublishOutcome, Settlement
 from shared.contracts.base import Decoder, RequestId, TenantId
 from shared.contracts.errors import BrokerConflictError, MeshError
@@ -270,6 +272,46 @@ async def test_reply_is_sent_later_if_the_broker_is_away(rig: GrouperRig):
     rig.grouper.expiry.broker = send
 
     assert await end_all(rig) == 1
+
+
+@pytest.mark.parametrize("refuses", [False, True], ids=["sent", "not sent"])
+async def test_dead_letter_is_kept_until_the_reply_of_its_request_is_sent(
+    rig: GrouperRig, refuses: bool
+):
+    await rig.submit(BODY | {"ttl_s": 10.0}, message_id="m1")
+    request = await rig.queued()
+    rig.clock.advance(10.0 + GRACE_S)
+    usual = rig.grouper.expiry.broker
+    async with Slow(rig.hub, refuses=refuses) as slow:
+        rig.grouper.expiry.broker = slow
+        ending = asyncio.create_task(rig.grouper.expiry.end_due())
+        dropped = asyncio.create_task(dies(rig, request))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert not dropped.done()
+        rig.grouper.expiry.broker = usual
+        slow.may_answer.set()
+        await asyncio.wait((ending, dropped))
+
+    assert isinstance(ending.exception(), BrokerConflictError) == refuses
+    assert dropped.exception() is None
+    assert await end_all(rig) == 1
+    assert rig.grouper.state.expired == {"lane": 1}
+
+
+class Slow(UnreliableBroker):
+    """A broker that confirms or refuses replies when the test lets it."""
+
+    def __init__(self, hub: MemoryHub, *, refuses: bool) -> None:
+        super().__init__(hub)
+        self.may_answer = asyncio.Event()
+        self.refuses = refuses
+
+    async def publish(self, exchange: str, routing_key: str, message: OutMessage) -> PublishOutcome:
+        await self.may_answer.wait()
+        if self.refuses:
+            raise BrokerConflictError("the test refuses replies")
+        return await super().publish(exchange, routing_key, message)
 
 
 class Away(UnreliableBroker):
