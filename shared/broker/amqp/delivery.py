@@ -29,6 +29,8 @@ class DeliveryChannel:
 
     def __init__(self, channel: Channel) -> None:
         self.raw = channel
+        self.consumer_lost = False
+        """True if the broker has cancelled the consumer of the channel."""
         self._unsettled = 0
         self._retired = False
         self._closed = False

@@ -53,12 +53,18 @@ class AmqpSubscription:
         self._on_cancelled = on_cancelled
         self._channel: DeliveryChannel | None = None
         self._tag: str | None = None
+        """Tag of the consumer on the channel; None until the broker has given one."""
+        self._turn = asyncio.Lock()
+        """Held while the consumer is started or cancelled."""
         self._ended = False
         self._tasks = OwnedTasks()
 
     @property
     def running(self) -> bool:
-        return self._tag is not None and self._channel is not None and not self._channel.gone
+        channel = self._channel
+        if channel is None or self._tag is None:
+            return False
+        return not (channel.gone or channel.consumer_lost)
 
     async def start(self) -> None:
         """
@@ -68,6 +74,11 @@ class AmqpSubscription:
             QueueNotFoundError: The queue does not exist.
             BrokerConflictError: The queue belongs to another connection.
         """
+        async with self._turn:
+            if not self._ended:
+                await self._start()
+
+    async def _start(self) -> None:
         if self._channel is not None:
             await self._channel.retire()
         channel = DeliveryChannel(await self._connection.open_channel())
@@ -77,7 +88,7 @@ class AmqpSubscription:
             self._tasks.handle(channel.deliver(message, self.queue), self._handler)
 
         def on_server_cancel(*_: Any) -> None:
-            self._tag = None
+            channel.consumer_lost = True
             self._break()
 
         channel.raw.on_consumer_cancel_callbacks.add(on_server_cancel)
@@ -106,6 +117,10 @@ class AmqpSubscription:
         await self._tasks.cancel()
 
     async def _stop(self) -> None:
+        async with self._turn:
+            await self._cancel_consumer()
+
+    async def _cancel_consumer(self) -> None:
         if self._ended:
             return
         self._ended = True
