@@ -5,7 +5,7 @@ from collections.abc import Callable
 import structlog
 
 from services.planner.grouper.expiry import Expiry, never_grouped_error, place_of
-from services.planner.grouper.intake import request_id_of
+from services.planner.grouper.identities import request_id_of
 from services.planner.state import GrouperState
 from shared.broker import topology
 from shared.broker.finals import publish_final, stored_for

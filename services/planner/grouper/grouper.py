@@ -14,7 +14,8 @@ import structlog
 
 from services.planner.grouper.admission import check_admission
 from services.planner.grouper.expiry import Expiry
-from services.planner.grouper.intake import Intake, request_id_of
+from services.planner.grouper.identities import request_id_of
+from services.planner.grouper.intake import Intake
 from services.planner.grouper.lane_reports import LaneReports
 from services.planner.grouper.placement import Placement, check_end, held_for_s, hold
 from services.planner.grouper.refusals import dead_letter_refused, error_info

@@ -4,10 +4,8 @@ import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
-from msgspec import Raw
 
 from services.planner.grouper.calls import (
     Asked,
@@ -18,6 +16,13 @@ from services.planner.grouper.calls import (
     refuse_beside_body,
     served_call,
     with_model,
+)
+from services.planner.grouper.identities import (
+    Probe,
+    id_of,
+    is_idempotent,
+    is_storable,
+    probe_of,
 )
 from services.planner.settings import GrouperSettings
 from shared.api.calls import SERVED_ENDPOINTS, CallSize
@@ -63,30 +68,11 @@ from solver.prediction.lengths.predicted_work import PredictedWork
 from solver.prediction.lengths.prompt_lengths import PromptLengths
 from solver.tenants.claims import Claim, Granted, grant
 
-MAX_ID_BYTES = 128
 _decode_body: Decoder[InferenceRequest] = Decoder(InferenceRequest)
 _decode_call: Decoder[CallRequest] = Decoder(CallRequest)
 _decode_item: Decoder[QueueItem] = Decoder(QueueItem)
 _check_targets: Decoder[RequestedTargets] = Decoder(RequestedTargets)
 _decode_unsupported: Decoder[msgspec.Struct] = Decoder(UnsupportedFields)
-
-
-class _Probe(msgspec.Struct):
-    """Fields that are needed to answer a request, even if its body is invalid."""
-
-    id: Any = None
-    tenant: Any = None
-    payload: Raw = Raw()
-    """Not decoded, since it may be most of the body."""
-    endpoint: Any = None
-
-    @property
-    def is_item(self) -> bool:
-        """True if the message has the form of a queue item."""
-        return bytes(self.payload) not in (b"", b"null")
-
-
-_decode_probe: Decoder[_Probe] = Decoder(_Probe)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +125,7 @@ class Intake:
         """
         limits = self.settings.limits
         check_body_size(delivery.body, limits)
-        probe = _decode_probe(delivery.body)
+        probe = probe_of(delivery.body)
         asked = self._asked(delivery, probe)
         body = asked.body
         claimed_at = body.arrived_at
@@ -151,7 +137,7 @@ class Intake:
         if asked.call is None:
             check_prompt(body)
         asked = Asked(body, asked.call, asked.size)
-        request_id = _id_of(delivery, probe)
+        request_id = id_of(delivery, probe)
         model = self._model(body.model, request_id, trusted=trusted)
         # An early arrival shortens the time to an end, so that anyone may state it.
         begun_at = now if claimed_at is None else min(now, claimed_at)
@@ -244,7 +230,7 @@ class Intake:
             expires_at=ends.expires_at,
             on_late=ends.on_late or self.settings.on_late.get(slo.qos_class, OnLate.SERVE),
             clamped=body.clamped + allowed.clamps,
-            stored=self._stored(delivery),
+            stored=self._stored(delivery, request_id),
         )
         expected_tokens = self.work.answer_tokens(request)
         request = msgspec.structs.replace(request, expected_tokens=expected_tokens)
@@ -299,7 +285,7 @@ class Intake:
         )
         return grant(claim, self.policies.policy(tenant), tenant)
 
-    def _stored(self, delivery: Delivery) -> StoredWork | None:
+    def _stored(self, delivery: Delivery, request_id: RequestId) -> StoredWork | None:
         """
         What the store has to know of a request whose id means something; None for others.
 
@@ -316,11 +302,11 @@ class Intake:
                 code="store_not_configured",
                 status=501,
             )
-        if not (delivery.message_id or _decode_probe(delivery.body).id):
+        if not (delivery.message_id or probe_of(delivery.body).id):
             raise ContractError(
                 f"header {IDEMPOTENT_HEADER} needs a message_id, or an id in the body", param="id"
             )
-        if not _is_storable(delivery):
+        if not is_storable(delivery, request_id):
             raise ContractError(
                 f"with header {IDEMPOTENT_HEADER}, the id and reply_to may have no NUL characters",
                 param="id",
@@ -333,17 +319,17 @@ class Intake:
         try:
             if self.finals_kept_s is None or not is_idempotent(delivery):
                 return None
-            _decode_probe(delivery.body)  # an unreadable message was never stored
-        except ContractError:
+            request_id = id_of(delivery, probe_of(delivery.body))
+        except ContractError:  # an unreadable message was never stored
             return None
-        return self.claimed_tenant(delivery) if _is_storable(delivery) else None
+        return self.claimed_tenant(delivery) if is_storable(delivery, request_id) else None
 
     def claimed_tenant(self, delivery: Delivery) -> TenantId:
         """Tenant of a message, even if its body is invalid."""
         named = None
         if self._is_trusted(delivery):
             with suppress(ContractError):
-                named = _decode_probe(delivery.body).tenant
+                named = probe_of(delivery.body).tenant
         if isinstance(named, str) and named:
             return TenantId(named)
         return TenantId(delivery.user_id or self.settings.anonymous_tenant)
@@ -363,7 +349,7 @@ class Intake:
         removed = self.registry.removed(name) if trusted else None
         return removed or self.registry.resolve(name, request_id)
 
-    def _asked(self, delivery: Delivery, probe: _Probe) -> Asked:
+    def _asked(self, delivery: Delivery, probe: Probe) -> Asked:
         """The request in a delivery, in one of its three forms."""
         if probe.is_item:
             if self.settings.calls_of_items and probe.endpoint in SERVED_ENDPOINTS:
@@ -457,47 +443,3 @@ class Intake:
 def _header(delivery: Delivery, name: str) -> str | None:
     value = delivery.headers.get(name)
     return value if isinstance(value, str) else None
-
-
-def is_idempotent(delivery: Delivery) -> bool:
-    """
-    Return whether the id of a message means something.
-
-    Raises:
-        ContractError: The header is neither true nor false.
-    """
-    value = delivery.headers.get(IDEMPOTENT_HEADER, False)
-    known = {True: True, False: False, "true": True, "false": False}
-    if not isinstance(value, str | bool) or value not in known:
-        raise ContractError(
-            f"header {IDEMPOTENT_HEADER} must be true or false",
-            code="invalid_header",
-            param=IDEMPOTENT_HEADER,
-        )
-    return known[value]
-
-
-def request_id_of(delivery: Delivery) -> RequestId:
-    """Request id with which *delivery* is answered, even if its body is invalid."""
-    try:
-        probe = _decode_probe(delivery.body)
-    except ContractError:
-        probe = _Probe()
-    return _id_of(delivery, probe)
-
-
-def _is_storable(delivery: Delivery) -> bool:
-    """
-    False if the id or the reply queue has a character that PostgreSQL refuses: the transaction
-    would fail for all requests that it has, again and again.
-    """
-    return "\0" not in f"{request_id_of(delivery)}{delivery.reply_to or ''}"
-
-
-def _id_of(delivery: Delivery, probe: _Probe) -> RequestId:
-    body_id = probe.id if isinstance(probe.id, str) and probe.id else None
-    known = body_id or delivery.message_id or delivery.correlation_id
-    if not known:
-        return RequestId(f"req-{secrets.token_hex(12)}")
-    # Limit the id in bytes: it becomes part of a message id, which AMQP limits to 255 bytes.
-    return RequestId(known.encode()[:MAX_ID_BYTES].decode(errors="ignore"))

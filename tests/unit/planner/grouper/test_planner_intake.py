@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.planner.grouper.intake import Intake, request_id_of
+from services.planner.grouper.identities import request_id_of
+from services.planner.grouper.intake import Intake
 from services.planner.settings import GrouperSettings
 from shared.contracts.base import ModelName
 from shared.contracts.checks import IngressLimits
