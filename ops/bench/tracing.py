@@ -1,10 +1,10 @@
 """
-CPU time of tracing: a mesh that exports the traces of 10 % of its requests against one without.
+CPU time of tracing: a mesh that exports the traces of 10 % of its requests beside one without.
 
-Each pair starts both meshes one after the other, in alternating order, on one broker: one process
-may be slower than another for its whole life. Clients send streamed chat completions at Poisson
-times. CPU time counts the processes of the mesh, with the exports, and neither the broker nor the
-receiver; it includes what the mesh uses without requests.
+Each pair starts two meshes, each on its own virtual host or node, since one process may be slower
+than another for its whole life. Both get the same streamed chat completions at the same Poisson
+times, so that whatever slows the machine slows both. CPU time counts the processes of a mesh, with
+the exports, and neither the broker nor the receiver; it includes what a mesh uses without requests.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import os
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 
 import numpy as np
 
@@ -22,11 +23,11 @@ from ops.bench.meshes import MODEL, bench_mesh, simulated_agent
 from ops.bench.overhead import prompt_of
 from ops.bench.progress import say
 from ops.bench.result import Line, Result, spread
-from ops.environment import broker_for
 from ops.otlp import OtlpReceiver, otlp_receiver
 from services.agent.backends.settings import SimulatedSettings
 from services.mesh.processes import ProcessMesh
 from shared.contracts.base import ModelName, Seconds
+from shared.contracts.errors import SettingsError
 
 RATIO = 0.1
 RATE_RPS = 40.0
@@ -45,16 +46,25 @@ ENGINE = SimulatedSettings(max_running=64, kv_capacity_tokens=1 << 20)
 
 
 async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
-    """Run the benchmark; a quick run has one pair with few requests, and measures no line."""
-    pairs, count = (1, 100) if quick else (5, 400)
+    """
+    Run the benchmark; a quick run has one pair with few requests, and measures no line.
+
+    Raises:
+        SettingsError: *broker* is the URL of one virtual host.
+    """
+    if broker not in (None, "private"):
+        raise SettingsError(
+            "tracing runs two meshes at a time, each on a virtual host of its own: leave out "
+            "--broker, or use --broker private"
+        )
+    pairs, count = (1, 100) if quick else (5, 800)
     result = Result(name="tracing", seed=seed, quick=quick)
     used: dict[str, list[Seconds]] = {OFF: [], ON: []}
-    with otlp_receiver() as receiver, broker_for(broker) as (url, _):
+    with otlp_receiver() as receiver:
         for number in range(pairs):
-            order = (OFF, ON) if number % 2 == 0 else (ON, OFF)
-            for arm in order:
-                with _environment(_variables(receiver) if arm == ON else {}):
-                    used[arm].append(await _cpu_s(url, count, seed + number))
+            pair = await _pair(broker, receiver, count, seed + number, first=(OFF, ON)[number % 2])
+            for arm, cpu_s in pair.items():
+                used[arm].append(cpu_s)
             say(f"pair {number + 1} of {pairs}")
     report(result, used, receiver, num_requests=pairs * (count + WARM_UP))
     return result
@@ -96,15 +106,29 @@ def report(
     ]
 
 
-async def _cpu_s(url: str, count: int, seed: int) -> Seconds:
-    """CPU seconds per request of a new mesh under load."""
-    async with bench_mesh(url, (simulated_agent("bench", ENGINE),)) as mesh:
-        await _load(mesh, WARM_UP, seed - 1)
+async def _pair(
+    broker: str | None, receiver: OtlpReceiver, count: int, seed: int, *, first: str
+) -> dict[str, Seconds]:
+    """CPU seconds per request of two new meshes under the same load, by arm; *first* starts first."""
+    meshes: dict[str, ProcessMesh] = {}
+    async with AsyncExitStack() as stack:
+        for arm in (first, OFF if first == ON else ON):
+            with _environment(_variables(receiver) if arm == ON else {}):
+                mesh = bench_mesh(broker, (simulated_agent("bench", ENGINE),))
+                meshes[arm] = await stack.enter_async_context(mesh)
+        await _load_all(meshes, WARM_UP, seed - 1)
         await asyncio.sleep(FIRST_EXPORT_S)
-        pids = [process.pid for process in mesh.processes.values()]
-        before_s = sum(map(computed_s, pids))
-        await _load(mesh, count, seed)
-        return (sum(map(computed_s, pids)) - before_s) / count
+        before = {arm: _used_s(mesh) for arm, mesh in meshes.items()}
+        await _load_all(meshes, count, seed)
+        return {arm: (_used_s(mesh) - before[arm]) / count for arm, mesh in meshes.items()}
+
+
+def _used_s(mesh: ProcessMesh) -> Seconds:
+    return sum(computed_s(process.pid) for process in mesh.processes.values())
+
+
+async def _load_all(meshes: Mapping[str, ProcessMesh], count: int, seed: int) -> None:
+    await asyncio.gather(*(_load(mesh, count, seed) for mesh in meshes.values()))
 
 
 async def _load(mesh: ProcessMesh, count: int, seed: int) -> None:
