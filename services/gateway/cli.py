@@ -1,4 +1,4 @@
-"""`headway-gateway`: serves HTTP, and prints completed requests."""
+"""`headway-gateway`: serves HTTP, and prints requests that have ended."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -42,7 +42,7 @@ CLI = GatewayCli(
 CLI.app.command(
     "services.gateway.tail:tail",
     name="tail",
-    help="Print a line for each request that completes in the mesh, until Ctrl-C.",
+    help="Print a line for each request that ends on an instance, until Ctrl-C.",
 )
 
 

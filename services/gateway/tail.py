@@ -1,4 +1,4 @@
-"""`headway-gateway tail`: prints requests of the whole mesh as they complete."""
+"""`headway-gateway tail`: prints requests of the whole mesh as they end on an instance."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -17,6 +17,8 @@ from shared.runtime.lifecycle import EXIT_OK, run_until_stopped
 from shared.runtime.options import LOADED, AsJson, whole
 
 _decode: Decoder[RequestObserved] = Decoder(RequestObserved)
+COMPLETED = "completed"
+"""Outcome of a request with its whole answer; others are error codes."""
 
 
 async def tail(
@@ -26,7 +28,7 @@ async def tail(
     json: AsJson = False,
 ) -> int:
     """
-    Print each completed request of the mesh as one line.
+    Print one line for each request that ends on an instance.
 
     Args:
         limit: Stop after N requests; 0: never.
@@ -46,15 +48,24 @@ async def tail(
 
 
 def line(request: RequestObserved) -> str:
-    """Format one completed request as a line of text."""
+    """Format one finished request as a line of text, with the times of the stages it reached."""
     at = datetime.fromtimestamp(request.finished_at, UTC).strftime("%H:%M:%S")
+    is_completed = request.outcome == COMPLETED
+    verdict = ("met " if request.attained else "LATE") if is_completed else "FAIL"
+    stages = {
+        "queued": request.submitted_at,
+        "first token": request.first_token_at,
+        "whole" if is_completed else f"{request.outcome} after": request.finished_at,
+    }
+    times = ", ".join(
+        f"{name} {reached_at - request.arrived_at:.3f} s"
+        for name, reached_at in stages.items()
+        if reached_at
+    )
     return (
-        f"{at} {'met ' if request.attained else 'LATE'} {request.qos_class.value:<15} "
+        f"{at} {verdict} {request.qos_class.value:<15} "
         f"{request.model} on {request.instance_id} for {request.tenant}: "
-        f"{request.prompt_tokens} in, {request.output_tokens} out, "
-        f"queued {request.submitted_at - request.arrived_at:.3f} s, "
-        f"first token {request.first_token_at - request.arrived_at:.3f} s, "
-        f"whole {request.finished_at - request.arrived_at:.3f} s"
+        f"{request.prompt_tokens} in, {request.output_tokens} out, {times}"
     )
 
 
@@ -65,7 +76,7 @@ async def print_until(
     limit: int = 0,
     as_json: bool = False,
 ) -> None:
-    """Print the completed requests *observed* until *stop* is set or *limit* lines are printed."""
+    """Print the requests *observed* until *stop* is set or *limit* lines are printed."""
 
     async def print_all() -> None:
         for printed in count(1):

@@ -57,7 +57,7 @@ def caller_with(
     if not caller.by or scope not in caller.scopes:
         raise ContractError(
             f"this needs an API key with the scope {scope.value}: "
-            f"headway keys create --scope {scope.value}",
+            f"headway keys create --tenant NAME --scope {scope.value}",
             code="insufficient_scope",
             status=403,
         )

@@ -49,7 +49,7 @@ def _on_models(statuses: Sequence[InstanceStatus]) -> Iterator[Finding]:
             f"{model} is not served by {', '.join(sorted(holders))}: its files or settings differ "
             "from the gateways'",
             so="its requests wait for other instances" if model in served else "its requests wait",
-            do="give all machines the same files and registry; `headway models check` compares",
+            do="give all machines the same files and registry",
         )
 
 

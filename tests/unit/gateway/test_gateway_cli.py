@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from services.gateway.cli import main
 from services.gateway.tail import line, print_until
@@ -59,6 +60,23 @@ def test_line_contains_the_main_figures():
         "00:16:41 met  interactive     m on i1 for acme: 10 in, 5 out, "
         "queued 0.250 s, first token 0.500 s, whole 1.000 s"
     )
+
+
+@pytest.mark.parametrize(
+    ("reached", "times"),
+    [
+        ({}, "queued 0.250 s, first token 0.500 s, deadline_expired after 1.000 s"),
+        ({"first_token_at": 0.0}, "queued 0.250 s, deadline_expired after 1.000 s"),
+        ({"submitted_at": 0.0, "first_token_at": 0.0}, "deadline_expired after 1.000 s"),
+    ],
+)
+def test_line_of_a_failed_request_has_its_error_and_the_stages_that_it_reached(
+    reached: dict[str, float], times: str
+):
+    failed = replace(OBSERVED, attained=False, outcome="deadline_expired", **reached)
+
+    begin = "00:16:41 FAIL interactive     m on i1 for acme: 10 in, 5 out, "
+    assert line(failed) == begin + times
 
 
 def test_check_config_masks_api_keys(capsys: pytest.CaptureFixture[str]):

@@ -50,6 +50,6 @@ def test_without_keys_other_machines_may_not_view():
     tenants = tenants_of()
     may_view(tenants, LOCAL, "127.0.0.1")
 
-    with pytest.raises(ContractError, match="headway keys create --scope operator") as caught:
+    with pytest.raises(ContractError, match="create --tenant NAME --scope operator") as caught:
         may_view(tenants, LOCAL, "10.0.0.7")
     assert caught.value.status == 403
