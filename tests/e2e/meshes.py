@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import re
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ SLOW_ENGINE = {
     "max_running": 24,
 }
 """Settings of a simulated engine whose requests last long enough to be interrupted by kills."""
+_END = re.compile(r'"event":"(request\.completed|request\.failed|run\.stopped)"')
 
 
 def num_stopped(mesh: ProcessMesh) -> int:
@@ -43,6 +46,17 @@ def num_stopped(mesh: ProcessMesh) -> int:
     logs = [file.read_text() for file in mesh.spec.log_dir.glob("agent-*.log")]
     lines = "\n".join(logs).splitlines()
     return sum("run.stopped" in line or '"code":"cancelled"' in line for line in lines)
+
+
+def ends_of(mesh: ProcessMesh, request_id: str) -> list[str]:
+    """
+    Events with which agents have logged the end of a request: one if it was served once, however
+    often it was requeued before.
+    """
+    logs = [file.read_text() for file in mesh.spec.log_dir.glob("agent-*.log")]
+    lines = "\n".join(logs).splitlines()
+    own = [line for line in lines if f'"request_id":"{request_id}"' in line]
+    return [found[1] for line in own if (found := _END.search(line))]
 
 
 def mesh_spec(
@@ -220,6 +234,38 @@ async def ask_all(
 
     async with asyncio.timeout(timeout_s):
         return list(await asyncio.gather(*(one(n, body) for n, body in enumerate(requests))))
+
+
+@asynccontextmanager
+async def steady_load(
+    producer: Producer, requests: Sequence[InferenceRequest], *, clients: int
+) -> AsyncIterator[dict[int, Answer]]:
+    """
+    Context in which *requests* are sent, and sent again after the last one, every second request
+    streamed. Each of the clients waits for its answer before it sends the next request, so that
+    requests are unanswered for as long as the context lasts, on a machine of any speed.
+
+    Yields:
+        Number of a request, counted from 0 -> its answer. At the end of the context, all requests
+        that were sent have been answered.
+    """
+    numbers, stop = count(), asyncio.Event()
+    answers: dict[int, Answer] = {}
+
+    async def client() -> None:
+        while not stop.is_set():
+            number = next(numbers)
+            mode = ReplyMode.STREAM if number % 2 else ReplyMode.FINAL
+            generation = await producer.submit(requests[number % len(requests)], reply=mode)
+            answers[number] = await read(generation)
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(clients):
+            tasks.create_task(client(), name=f"client {number}")
+        try:
+            yield answers
+        finally:
+            stop.set()
 
 
 async def only_left(

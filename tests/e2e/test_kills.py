@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from ops.broker import PrivateNode
+from services.agent.cli import next_status
 from services.mesh.processes import ProcessMesh
 from shared.broker import topology
 from shared.contracts.requests import RequestCompleted
-from tests.brokers import FOUR
+from shared.producer.producer import Producer
+from tests.brokers import FOUR, eventually
 from tests.e2e.meshes import (
     SLOW_ENGINE,
     ask_all,
@@ -20,30 +22,36 @@ from tests.e2e.meshes import (
     only_left,
     producer_of,
     request,
+    steady_load,
 )
 
 pytestmark = pytest.mark.rabbitmq
 
-NUM_REQUESTS = 320
-SPACING_S = 0.06
+NUM_REQUESTS = 160
+"""Number of different requests, which the clients send again and again."""
+CLIENTS = 16
 MAX_TOKENS = 80
+PATIENCE_S = 240.0
 
 
-async def havoc(mesh: ProcessMesh, node: PrivateNode, undisturbed: asyncio.Event) -> None:
-    """Kill one process after another, and restart the broker, while the mesh is under load."""
-    await undisturbed.wait()
-    await kill(mesh, "agent-a0")
+async def havoc(mesh: ProcessMesh, node: PrivateNode, producer: Producer) -> None:
+    """
+    Kill one process after another, and restart the broker, each while most of the clients wait for
+    an answer; agents are killed while they run requests.
+    """
+    await kill_serving(mesh, "a0", producer)
     await asyncio.sleep(1.0)
     await mesh.processes["agent-a0"].start()
-    await kill(mesh, "grouper-0")
+    await kill_under_load(mesh, "grouper-0", producer)
     await asyncio.sleep(1.0)
     await mesh.processes["grouper-0"].start()
-    await kill(mesh, await leader_of(mesh))
-    await kill(mesh, "gateway")
+    await kill_under_load(mesh, await leader_of(mesh), producer)
+    await kill_under_load(mesh, "gateway", producer)
     await asyncio.sleep(1.0)
     await mesh.processes["gateway"].start()
-    await kill(mesh, "agent-a1")  # the agent is not restarted
+    await kill_serving(mesh, "a1", producer)  # the agent is not restarted
     await asyncio.sleep(1.0)
+    await under_load(producer)
     await asyncio.to_thread(node.stop)
     await asyncio.to_thread(node.start)
     # A supervisor would restart these processes: on a busy machine they may have exited while the
@@ -51,6 +59,29 @@ async def havoc(mesh: ProcessMesh, node: PrivateNode, undisturbed: asyncio.Event
     for name in ("agent-a0", "grouper-0", "gateway"):
         if not mesh.processes[name].running:
             await mesh.processes[name].start()
+
+
+async def under_load(producer: Producer) -> None:
+    """Wait until most of the clients wait for an answer."""
+    await eventually(lambda: producer.num_outstanding > CLIENTS // 2)
+
+
+async def kill_under_load(mesh: ProcessMesh, name: str, producer: Producer) -> None:
+    await under_load(producer)
+    await kill(mesh, name)
+
+
+async def kill_serving(mesh: ProcessMesh, instance_id: str, producer: Producer) -> None:
+    """Kill an agent, as soon as it reports that it runs requests."""
+    async with mesh.open_broker("headway-watch") as broker:
+
+        async def is_serving() -> bool:
+            status = await next_status(broker, instance_id)
+            return status is not None and status.running > 0
+
+        await under_load(producer)
+        await eventually(is_serving)
+        await kill(mesh, f"agent-{instance_id}")
 
 
 @pytest.mark.parametrize(
@@ -80,23 +111,19 @@ async def test_no_kill_loses_duplicates_or_changes_an_answer(
     async with ProcessMesh(spec) as mesh:
         async with producer_of(mesh, "calm") as producer:
             calm = await ask_all(producer, requests)
-        under_way = asyncio.Event()
-        async with producer_of(mesh, "storm") as producer:
-            chaos = asyncio.create_task(havoc(mesh, node, under_way), name="havoc")
-            storm = await ask_all(
-                producer,
-                requests,
-                spacing_s=SPACING_S,
-                on_sent=lambda n: under_way.set() if n > 30 else None,
-                timeout_s=240.0,
-            )
-            await chaos
+        async with (
+            producer_of(mesh, "storm") as producer,
+            asyncio.timeout(PATIENCE_S),
+            steady_load(producer, requests, clients=CLIENTS) as storm,
+        ):
+            await eventually(lambda: len(storm) > CLIENTS)
+            await havoc(mesh, node, producer)
         async with mesh.open_broker("headway-check") as broker:
             await only_left(broker, mesh, {})
 
-    assert [type(answer.final) for answer in storm] == [RequestCompleted] * NUM_REQUESTS
-    assert [a.token_ids for a in calm] == [a.token_ids for a in storm]
-    for answer in storm:
+    assert {RequestCompleted} == {type(answer.final) for answer in storm.values()}
+    for number, answer in storm.items():
+        assert calm[number % NUM_REQUESTS].token_ids == answer.token_ids
         assert_consistent(answer)
 
 

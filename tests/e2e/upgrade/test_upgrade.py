@@ -11,8 +11,9 @@ import pytest
 
 from services.mesh.processes import ProcessMesh
 from shared.contracts.requests import RequestCompleted
-from tests.brokers import RabbitServer, rabbit_targets
-from tests.e2e.meshes import LLAMA, ask_all, mesh_spec, only_left, producer_of, request
+from shared.producer.producer import Producer
+from tests.brokers import RabbitServer, eventually, rabbit_targets
+from tests.e2e.meshes import LLAMA, mesh_spec, only_left, producer_of, request, steady_load
 from tests.requirements import absent
 
 pytestmark = [pytest.mark.rabbitmq, pytest.mark.slow]
@@ -20,9 +21,11 @@ pytestmark = [pytest.mark.rabbitmq, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[3]
 BEFORE = "de1efdb9808a68812c85d94a6c201053819f084f"
 """The last commit of version 0.1."""
-NUM_REQUESTS, NUM_CHATS = 560, 40
-SPACING_S = 0.1
+NUM_REQUESTS = 60
+"""Number of different requests, which the clients send again and again."""
+CLIENTS = 3
 MAX_TOKENS = 40
+PATIENCE_S = 240.0
 BETWEEN_S = 2.0
 KINDS = ("gateway", "estimator", "grouper", "leader", "agent")
 """Kinds of processes in the order of their replacement."""
@@ -44,12 +47,16 @@ def code_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-async def replaced(mesh: ProcessMesh) -> None:
-    """Stop each process of the version before, and start one of this version in its place."""
+async def replaced(mesh: ProcessMesh, producer: Producer) -> None:
+    """
+    Stop each process of the version before while requests are unanswered, and start one of this
+    version in its place.
+    """
     for kind in KINDS:
         for name, process in mesh.processes.items():
             if name.partition("-")[0] == kind:
                 await asyncio.sleep(BETWEEN_S)
+                await eventually(lambda: producer.num_outstanding > 0)
                 await process.stop()
                 process.code = None
                 await process.start()
@@ -61,7 +68,6 @@ async def chat(client: httpx.AsyncClient, number: int) -> int:
 
     The gateway of the version before resets connections that it has not accepted when it ends.
     """
-    await asyncio.sleep(number * SPACING_S * NUM_REQUESTS / NUM_CHATS)
     body = {
         "model": LLAMA,
         "messages": [{"role": "user", "content": f"question {number}"}],
@@ -82,6 +88,14 @@ async def chat(client: httpx.AsyncClient, number: int) -> int:
         return tokens
 
 
+async def chats(client: httpx.AsyncClient, upgrade: asyncio.Task[None]) -> list[int]:
+    """Tokens of the answers to chats, one after the other until *upgrade* has ended."""
+    tokens: list[int] = []
+    while not upgrade.done():
+        tokens.append(await chat(client, len(tokens)))
+    return tokens
+
+
 async def test_no_request_is_lost_while_every_process_is_replaced(
     rabbit_servers: Callable[[str], RabbitServer], code_before: Path, tmp_path: Path
 ) -> None:
@@ -95,16 +109,20 @@ async def test_no_request_is_lost_while_every_process_is_replaced(
             httpx.AsyncClient(base_url=mesh.spec.gateway_url, timeout=120.0) as client,
         ):
             bodies = [request(number, max_tokens=MAX_TOKENS) for number in range(NUM_REQUESTS)]
-            upgrade = asyncio.create_task(replaced(mesh))
-            answers, tokens = await asyncio.gather(
-                ask_all(producer, bodies, spacing_s=SPACING_S, timeout_s=240.0),
-                asyncio.gather(*(chat(client, number) for number in range(NUM_CHATS))),
-            )
-            await upgrade
+            async with (
+                asyncio.timeout(PATIENCE_S),
+                steady_load(producer, bodies, clients=CLIENTS) as answers,
+            ):
+                async with asyncio.TaskGroup() as tasks:
+                    upgrade = tasks.create_task(replaced(mesh, producer), name="upgrade")
+                    chatting = tasks.create_task(chats(client, upgrade), name="chats")
+                # At least one of these was sent to a mesh without a process of the version before.
+                enough = len(answers) + CLIENTS + 1
+                await eventually(lambda: len(answers) >= enough)
 
             assert all(process.code is None for process in mesh.processes.values())
-            assert list(tokens) == [MAX_TOKENS] * NUM_CHATS
-            for number, answer in enumerate(answers):
+            assert set(chatting.result()) == {MAX_TOKENS}
+            for number, answer in answers.items():
                 assert isinstance(answer.final, RequestCompleted), answer.final
                 assert len(answer.token_ids) == MAX_TOKENS
                 if number % 2:
