@@ -23,7 +23,8 @@ from shared.client import (
     connect_sync,
 )
 from shared.contracts.errors import MeshError
-from tests.e2e.meshes import LLAMA
+from tests.brokers import eventually
+from tests.e2e.meshes import LLAMA, ends_of
 from tests.tcp_proxy import TcpProxy
 
 pytestmark = [pytest.mark.rabbitmq, pytest.mark.asyncio(loop_scope="module")]
@@ -62,7 +63,7 @@ async def test_a_stream_equals_its_final_although_the_connection_is_lost(mesh: P
     assert len(again.token_ids) == 24
 
 
-async def test_a_cancelled_request_ends_at_once(mesh: ProcessMesh) -> None:
+async def test_a_cancelled_request_ends_at_once_and_its_run_also(mesh: ProcessMesh) -> None:
     async with connect(mesh.spec.broker) as client:
         answer = await client.submit(**FIELDS | {"max_tokens": 1500})
         await anext(aiter(answer.stream()))
@@ -70,7 +71,10 @@ async def test_a_cancelled_request_ends_at_once(mesh: ProcessMesh) -> None:
 
         with pytest.raises(RequestError) as raised:
             await answer.wait(timeout_s=5.0)
+        # The client also cancels its requests when it closes.
+        await eventually(lambda: bool(ends_of(mesh, answer.request_id)))
     assert (raised.value.code, raised.value.status) == ("cancelled", 499)
+    assert ends_of(mesh, answer.request_id) != ["request.completed"]
 
 
 async def test_errors_of_the_mesh_name_the_field(mesh: ProcessMesh) -> None:
@@ -89,15 +93,22 @@ async def test_an_idempotent_request_outlives_its_client_and_runs_once(mesh: Pro
         await client.submit(**FIELDS, id="report-7", idempotent=True)
     async with connect(mesh.spec.broker) as client:
         final = await (await client.submit(**FIELDS, id="report-7", idempotent=True)).wait(30.0)
+        again = await (await client.submit(**FIELDS, id="report-7", idempotent=True)).wait(30.0)
         other = await client.submit(**FIELDS | {"prompt": "x"}, id="report-7", idempotent=True)
         with pytest.raises(RequestError, match="id_conflict"):
             await other.wait()
         status = await client.status("report-7")
+        # A second run would have begun before this longer one, and have ended before it.
+        await (await client.submit(**FIELDS | {"max_tokens": 200})).wait(30.0)
     assert isinstance(status.final, msgspec.Raw)
     stored = msgspec.json.decode(status.final, type=RequestCompleted)
+    await eventually(lambda: bool(ends_of(mesh, "report-7")))
 
     assert status.state is RequestState.COMPLETED
     assert (stored.run_id, stored.token_ids) == (final.run_id, final.token_ids)
+    assert again.run_id == final.run_id
+    assert status.runs == 1
+    assert ends_of(mesh, "report-7") == ["request.completed"]
 
 
 def sync_results(client: SyncClient) -> tuple[str, str, str]:
