@@ -13,13 +13,14 @@ import pytest
 import pytest_asyncio
 
 from ops.bench.postgres import PrivatePostgres
-from services.mesh.processes import ProcessMesh
+from services.gateway.requests.ids import call_id_of
+from services.mesh.processes import MeshProcess, ProcessMesh
 from shared.broker import topology
 from shared.broker.protocol import OutMessage, Settlement
 from shared.contracts.base import Decoder, RequestId, TenantId, encode, tag_of
 from shared.contracts.stored import RequestAsked, RequestState, RequestStatus
 from tests.brokers import RabbitServer, eventually, rabbit_targets
-from tests.e2e.meshes import LLAMA, is_ready, mesh_spec, second_gateway
+from tests.e2e.meshes import LLAMA, ends_of, is_ready, mesh_spec, second_gateway
 from tests.postgres import new_postgres
 from tests.stores import migrated_settings
 
@@ -30,6 +31,8 @@ COMPLETIONS = "/v1/completions"
 ASYNC = {"prefer": "respond-async"}
 STORE_TIMEOUT_S = 1.0
 LONG_TOKENS = 1500
+LEFT_TOKENS = 600
+"""Length of an answer whose client leaves before its end."""
 decode: Decoder[RequestStatus] = Decoder(RequestStatus)
 
 
@@ -39,6 +42,8 @@ class Rig:
 
     mesh: ProcessMesh
     gateways: tuple[httpx.AsyncClient, httpx.AsyncClient]
+    second: MeshProcess
+    """The gateway that is not one of the mesh's processes."""
     postgres: PrivatePostgres
 
 
@@ -71,7 +76,7 @@ async def rig(
                 httpx.AsyncClient(base_url=second_url, headers=headers, timeout=60.0) as two,
             ):
                 await eventually(lambda: is_ready(second, second_url))
-                yield Rig(mesh, (one, two), postgres)
+                yield Rig(mesh, (one, two), second, postgres)
     finally:
         await asyncio.to_thread(postgres.close)
 
@@ -152,14 +157,42 @@ async def test_other_body_under_the_key_is_a_conflict_at_both_gateways(rig: Rig)
     assert foreign.status_code == 200
 
 
-async def test_client_that_leaves_gets_its_answer_from_the_other_gateway(rig: Rig):
-    headers, asked = keyed(), body(max_tokens=200, ignore_eos=True)
-    with pytest.raises(httpx.TimeoutException):
-        await rig.gateways[0].post(COMPLETIONS, json=asked, headers=headers, timeout=0.1)
-    answer = await rig.gateways[1].post(COMPLETIONS, json=asked, headers=headers)
+def outcomes_at(gateway: MeshProcess, request_id: str) -> list[str]:
+    """Outcomes of a request's answers, by the log of a gateway."""
+    lines = gateway.log_file.read_text().splitlines()
+    answers = [line for line in lines if '"event":"request.answered"' in line]
+    own = [line for line in answers if f'"request_id":"{request_id}"' in line]
+    return [json.loads(line)["outcome"] for line in own]
 
+
+async def test_client_that_leaves_gets_its_answer_from_the_other_gateway(rig: Rig):
+    """The run goes on when the gateway has noticed that its client has left."""
+    headers, asked = keyed(), body(max_tokens=LEFT_TOKENS, ignore_eos=True)
+    request_id = call_id_of(TenantId("acme"), headers["idempotency-key"])
+    path = f"/v1/requests/{request_id}"
+
+    async def is_running() -> bool:
+        found: dict[str, Any] = (await rig.gateways[1].get(path)).json()
+        return found.get("status") == "running"
+
+    leaving = asyncio.create_task(rig.gateways[0].post(COMPLETIONS, json=asked, headers=headers))
+    await eventually(is_running)
+    leaving.cancel()
+    await asyncio.wait({leaving})
+    first = rig.mesh.processes["gateway"]
+    await eventually(lambda: outcomes_at(first, request_id) == ["cancelled"])
+    answer = await rig.gateways[1].post(COMPLETIONS, json=asked, headers=headers)
+    await eventually(lambda: outcomes_at(rig.second, request_id) == ["completed"])
+    await eventually(lambda: bool(ends_of(rig.mesh, request_id)))
+    found = (await rig.gateways[1].get(path)).json()
+
+    assert leaving.cancelled()
     assert answer.status_code == 200
-    assert answer.json()["usage"]["completion_tokens"] > 0
+    assert answer.json()["headway"]["request_id"] == request_id
+    assert answer.json()["usage"]["completion_tokens"] == LEFT_TOKENS
+    assert outcomes_at(first, request_id) == ["cancelled"]
+    assert found["attempts"] == 1
+    assert ends_of(rig.mesh, request_id) == ["request.completed"]
 
 
 async def test_deferred_answer_is_collected_at_the_other_gateway(rig: Rig):
