@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -10,14 +11,19 @@ import pytest
 
 from services.estimator.trees.sample_files import read_samples
 from services.mesh.processes import ProcessMesh
+from shared.broker import topology
+from shared.broker.listening import listening
+from shared.contracts.base import Decoder
 from shared.contracts.qos import Slo
 from shared.contracts.requests import RequestCompleted
+from shared.contracts.routing import RouterState
 from tests.brokers import RabbitServer, eventually, rabbit_targets
 from tests.e2e.meshes import LLAMA, ask_all, mesh_spec, producer_of, request
 
 pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq]
 
 CHAT = Slo(ttft_s=30.0)
+decode: Decoder[RouterState] = Decoder(RouterState)
 COUNT, LEAST = 800, 500
 """
 Number of requests, and of samples for a fit; on a busy machine some requests give no sample.
@@ -63,12 +69,35 @@ async def test_routers_predict_with_trees_fitted_to_served_requests(
             assert fit.returncode == 0
             report = msgspec.json.decode(out)
             assert (report["model"], report["outcome"]) == (LLAMA, "written")
+            assert report["samples"] >= LEAST
 
             def adopted() -> bool:
                 log = (tmp_path / "log" / "grouper-0.log").read_text()
                 return '"trees.adopted"' in log
 
             await eventually(adopted, within_s=30.0)
-            more = [request(1000 + n, max_tokens=2, slo=CHAT) for n in range(5)]
-            finals = [each.final for each in await ask_all(producer, more)]
-            assert [type(each) for each in finals] == [RequestCompleted] * 5
+            states: list[RouterState] = []
+            numbers = count(COUNT)
+
+            async def is_predicted() -> bool:
+                """Whether a prediction of the trees was compared with a request's prefill."""
+                more = request(next(numbers), max_tokens=2, slo=CHAT)
+                (answer,) = await ask_all(producer, [more])
+                assert isinstance(answer.final, RequestCompleted)
+                return any(
+                    trust.version.startswith(f"trees v{report['version']} ") and trust.count > 0
+                    for state in states
+                    for trust in state.trusts
+                )
+
+            async with (
+                mesh.open_broker("headway-onlooker") as broker,
+                listening(
+                    broker,
+                    topology.temporary_queue("onlooker"),
+                    decode,
+                    [(topology.TELEMETRY, topology.ROUTER_KEY)],
+                    states.append,
+                ),
+            ):
+                await eventually(is_predicted)
