@@ -38,7 +38,7 @@ async def test_an_equal_agent_serves_all_requests_of_the_model(
         other = msgspec.structs.replace(other, settings=settings)
         spec = msgspec.structs.replace(spec, agents=(equal, other))
         async with (
-            ProcessMesh(spec),
+            ProcessMesh(spec) as mesh,
             httpx.AsyncClient(base_url=spec.gateway_url, timeout=60.0) as http,
         ):
 
@@ -51,13 +51,23 @@ async def test_an_equal_agent_serves_all_requests_of_the_model(
 
             await eventually(is_named)
             asked = {"max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]}
+            chosen = [LLAMA, QWEN] * (NUM_REQUESTS // 2)
             answers = await asyncio.gather(
                 *(
                     http.post("/v1/chat/completions", json=asked | {"model": model})
-                    for model in [LLAMA, QWEN] * (NUM_REQUESTS // 2)
+                    for model in chosen
                 )
             )
+            log = mesh.processes[f"agent-{other.instance_id}"].log_file.read_text().splitlines()
+            taken = [line for line in log if '"event":"request.' in line]
 
             assert {answer.status_code for answer in answers} == {200}
+            assert {
+                answer.json()["headway"]["instance"]
+                for answer, model in zip(answers, chosen, strict=True)
+                if model == LLAMA
+            } == {equal.instance_id}
+            # The other agent has neither ended a request of the model nor handed one on.
+            assert [line for line in taken if f'"model":"{LLAMA}"' in line] == []
             assert (await models())[QWEN]["differing"] == []
             assert (await models())[QWEN]["able"] == 2
