@@ -37,6 +37,10 @@ pytestmark = [
 ]
 MODEL = ModelName("chat")
 START_S = 120.0
+ABORT_S = 60.0
+"""Time limit until an aborted run has ended at the server."""
+ENDLESS = 100_000
+"""Number of tokens that take far longer than `ABORT_S`."""
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello there"}]
 BROKEN = "\N{REPLACEMENT CHARACTER}"
@@ -195,14 +199,16 @@ async def test_refusal_of_the_server_is_the_clients(rig: Rig) -> None:
 
 
 async def test_abort_ends_the_run_at_the_server(rig: Rig) -> None:
-    long = request(max_tokens=900)
-    outputs = generate(rig.engine, long)
+    whole = await rig.ask(max_tokens=200)
+    outputs = generate(rig.engine, request(max_tokens=ENDLESS))
     await anext(outputs)
     await outputs.aclose()  # type: ignore[attr-defined]  # a generator
 
-    # The server computes one answer at a time, so that another one shows the end of the run.
-    async with asyncio.timeout(30):
+    # The server computes one answer at a time: another one comes only after the end of the run,
+    # which does not end by itself.
+    async with asyncio.timeout(ABORT_S):
         assert len(text_of(await rig.ask(max_tokens=3))) > 0
+    assert whole[-2].finish_reason is FinishReason.LENGTH
     assert rig.engine.snapshot().running == 0
 
 
