@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import httpx
 import openai
 import pytest
 import pytest_asyncio
@@ -80,13 +81,32 @@ async def test_models_come_from_the_registry(client: openai.AsyncOpenAI) -> None
 
 
 async def test_an_inactive_model_is_activated_and_served(
-    client: openai.AsyncOpenAI,
+    client: openai.AsyncOpenAI, mesh: ProcessMesh
 ) -> None:
-    answer = await client.chat.completions.create(
-        model=QWEN, messages=MESSAGES, max_tokens=5, temperature=0
-    )
+    async with httpx.AsyncClient(base_url=mesh.spec.gateway_url) as http:
 
+        async def instances(what: str) -> int:
+            """Number of instances that can serve the model, or on which it is active."""
+            found: int = (await http.get("/health")).json()["models"][QWEN][what]
+            return found
+
+        async def are_known() -> bool:
+            return await instances("able") == len(mesh.spec.agents)
+
+        async def is_active() -> bool:
+            return await instances("serving") > 0
+
+        await eventually(are_known)
+        was_active = await is_active()
+        answer = await client.chat.completions.create(
+            model=QWEN, messages=MESSAGES, max_tokens=5, temperature=0
+        )
+        await eventually(is_active)
+
+    assert not was_active
     assert answer.model == QWEN
+    assert answer.usage is not None
+    assert 1 <= answer.usage.completion_tokens <= 5
 
 
 @pytest.mark.parametrize(

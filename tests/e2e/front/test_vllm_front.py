@@ -23,7 +23,7 @@ from services.mesh.processes import ProcessMesh
 from shared.api.calls import MAX_GRAMMAR_BYTES, REFUSED_FIELDS
 from shared.models.tiny import TINY_MODELS, TINY_POOLING_MODELS, make_tiny_models
 from tests.brokers import RabbitServer, eventually, rabbit_targets
-from tests.e2e.meshes import LLAMA, QWEN, mesh_spec, num_stopped
+from tests.e2e.meshes import LLAMA, QWEN, ends_of, mesh_spec, num_stopped
 from tests.stores import migrated_settings
 
 pytestmark = [
@@ -266,12 +266,18 @@ async def test_vllms_headers_that_control_the_engine_are_refused(
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
 
 
-async def test_timeout_header_ends_the_request(http: httpx.AsyncClient):
+async def test_timeout_header_ends_the_request_and_its_run(
+    front: ProcessMesh, http: httpx.AsyncClient
+):
     body = {"model": LLAMA, "prompt": "x", "max_tokens": 4000, "ignore_eos": True}
-    headers = {"x-request-timeout-seconds": "0.2"}
+    # The request has reached the mesh by then, and its answer would take ten times as long.
+    headers = {"x-request-timeout-seconds": "2"}
     answer = await http.post("/v1/completions", json=body, headers=headers)
+    request_id = answer.headers["x-headway-request-id"]
+    await eventually(lambda: bool(ends_of(front, request_id)))
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
+    assert ends_of(front, request_id) != ["request.completed"]
 
 
 async def test_request_ends_at_its_end(http: httpx.AsyncClient):

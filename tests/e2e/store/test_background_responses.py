@@ -12,12 +12,15 @@ import httpx
 import msgspec
 import pytest
 import pytest_asyncio
+from sqlalchemy import func, select
 
 from services.mesh.processes import MeshProcess, ProcessMesh
 from shared.models.tiny import TINY_MODELS, make_tiny_models
+from shared.store.schema import responses
+from shared.store.settings import StoreSettings
 from tests.brokers import RabbitServer, eventually, rabbit_targets
 from tests.e2e.meshes import LLAMA, is_ready, mesh_spec, second_gateway
-from tests.stores import migrated_settings
+from tests.stores import migrated_settings, open_store
 
 pytestmark = [
     pytest.mark.slow,
@@ -36,6 +39,7 @@ class Rig:
 
     clients: tuple[httpx.AsyncClient, httpx.AsyncClient]
     second: MeshProcess
+    store: StoreSettings
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -66,7 +70,7 @@ async def rig(
             httpx.AsyncClient(base_url=second_url, timeout=60.0, limits=limits) as two,
         ):
             await eventually(lambda: is_ready(second, second_url), within_s=PATIENCE_S)
-            yield Rig((one, two), second)
+            yield Rig((one, two), second, settings)
 
 
 def asked(number: int = 0, **fields: Any) -> Event:
@@ -185,14 +189,24 @@ async def test_a_conversation_is_cancelled_and_deleted(rig: Rig):
     assert gone.status_code == 404
 
 
+async def num_stored(rig: Rig) -> int:
+    """Number of responses in the store, also of those that clients cannot see."""
+    async with open_store(rig.store) as store, store.database.read() as connection:
+        found = await connection.execute(select(func.count()).select_from(responses))
+        return int(found.scalar_one())
+
+
 async def test_a_request_that_the_model_refuses_is_not_stored(rig: Rig):
     client = rig.clients[0]
+    await client.post("/v1/responses", json=asked(background=False, store=True))
+    before = await num_stored(rig)
     answers = [
         await client.post("/v1/responses", json=asked(temperature="hot")),
         await client.post("/v1/responses", json=asked(input="long " * 100_000)),
     ]
 
     assert [answer.status_code for answer in answers] == [400, 400]
+    assert await num_stored(rig) == before > 0
 
 
 async def test_a_response_that_comes_too_late_fails_with_the_reason(rig: Rig):

@@ -28,10 +28,11 @@ from tests.e2e.meshes import LLAMA, is_ready, mesh_spec, producer_of, request, s
 
 pytestmark = [pytest.mark.rabbitmq, pytest.mark.asyncio(loop_scope="module")]
 
-LIMIT = 40
+LIMIT, HIGH_LIMIT = 40, 6000
 POLICIES: dict[str, Any] = {
     "tenants": {
         "limited": {"requests_per_minute": LIMIT},
+        "roomy": {"requests_per_minute": HIGH_LIMIT},
         "batch": {"classes": ["non_interactive", "best_effort"], "high_importance": False},
         "strict": {"min_ttft_s": 1.0, "strict": True},
     }
@@ -126,13 +127,22 @@ async def test_all_doors_together_admit_the_limit(rig: Rig) -> None:
 
 
 async def test_an_answer_has_the_limits_of_its_tenant(rig: Rig) -> None:
-    """A tenant without limits gets no such headers; a refused one sees what is left."""
+    """From each gateway; a tenant without limits gets no such headers."""
     async with httpx.AsyncClient(timeout=60.0) as client:
-        url = f"{rig.urls[0]}/v1/completions"
-        free = await client.post(url, json=BODY, headers=rig.headers("free"))
 
-    assert free.status_code == 200
-    assert not [name for name in free.headers if name.startswith("x-ratelimit")]
+        async def answers(tenant: str) -> list[httpx.Response]:
+            headers = rig.headers(tenant)
+            urls = [f"{url}/v1/completions" for url in rig.urls]
+            return [await client.post(url, json=BODY, headers=headers) for url in urls]
+
+        free, roomy = await answers("free"), await answers("roomy")
+
+    assert {answer.status_code for answer in (*free, *roomy)} == {200}
+    for answer in free:
+        assert not [name for name in answer.headers if name.startswith("x-ratelimit")]
+    for answer in roomy:
+        assert answer.headers["x-ratelimit-limit-requests"] == str(HIGH_LIMIT)
+        assert 0 <= int(answer.headers["x-ratelimit-remaining-requests"]) <= HIGH_LIMIT
 
 
 async def test_a_claim_beyond_the_policy_is_clamped_and_said_so(rig: Rig) -> None:
