@@ -42,6 +42,7 @@ async def gateway(mesh: ProcessMesh, port: int, tmp_path: Path) -> AsyncIterator
 
 
 async def test_killed_worker_is_replaced_and_the_others_serve(gateway: MeshProcess, port: int):
+    """The other worker serves: while the process that starts workers is stopped, it is alone."""
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
 
         async def answered() -> bool:
@@ -51,9 +52,17 @@ async def test_killed_worker_is_replaced_and_the_others_serve(gateway: MeshProce
                 return False
 
         await eventually(answered)
+        starter = psutil.Process(gateway.pid)
         first = await workers(gateway, WORKERS)
-        first[0].send_signal(signal.SIGKILL)
-        await eventually(answered)
+        gateway.signal(signal.SIGSTOP)
+        try:
+            await eventually(lambda: starter.status() == psutil.STATUS_STOPPED)
+            first[0].send_signal(signal.SIGKILL)
+            await eventually(lambda: first[0].status() == psutil.STATUS_ZOMBIE)
+            await eventually(answered)
+        finally:
+            gateway.signal(signal.SIGCONT)
+        await eventually(lambda: first[0] not in starter.children())
         second = await workers(gateway, WORKERS)
         assert first[1] in second
         assert first[0] not in second
