@@ -11,9 +11,11 @@ from services.mesh.processes import ProcessMesh
 from shared.broker import topology
 from shared.broker.protocol import BindingSpec, OutMessage, Settlement
 from shared.contracts.lanes import inbox_name
+from shared.contracts.requests import ReplyMode
+from shared.producer.producer import Producer
 from tests.brokers import eventually
 from tests.e2e.commands import Ran, run
-from tests.e2e.meshes import LLAMA
+from tests.e2e.meshes import LLAMA, request
 
 pytestmark = [pytest.mark.rabbitmq, pytest.mark.asyncio(loop_scope="module")]
 
@@ -174,16 +176,23 @@ async def test_estimator_show_prints_the_learnt_profile(mesh: ProcessMesh) -> No
 
 
 @pytest.mark.slow
-async def test_tail_prints_each_finished_request(mesh: ProcessMesh) -> None:
-    tail = asyncio.create_task(run(mesh, "gateway", "tail", "--limit", "1", "--json"))
+async def test_tail_prints_finished_requests_once(mesh: ProcessMesh, producer: Producer) -> None:
+    tail = asyncio.create_task(run(mesh, "gateway", "tail", "--limit", "3", "--json"))
+    asked: list[str] = []
 
     async def seen() -> bool:
-        await submit(mesh, "x")
+        generation = await producer.submit(request(0, max_tokens=4), reply=ReplyMode.FINAL)
+        asked.append(generation.request_id)
+        await generation.final()
         return tail.done()
 
     await eventually(seen, within_s=40.0)
+    lines = (await tail).lines
+    printed = {line["request_id"] for line in lines}
 
-    assert (await tail).json["model"] == LLAMA
+    assert [line["model"] for line in lines] == [LLAMA] * 3
+    assert len(printed) == 3
+    assert printed <= set(asked)
 
 
 @pytest.mark.slow
