@@ -2,7 +2,6 @@
 
 import asyncio
 import importlib
-import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, Literal
 
 import structlog
 
+from services.engine_core.environment import use_no_device
 from services.gateway.light import light_front
 from services.gateway.state import Gateway
 from shared.contracts.base import ModelName
@@ -22,16 +22,6 @@ from shared.runtime.health import Health
 
 log = structlog.get_logger()
 Front = Literal["light", "vllm"]
-ENVIRONMENT = {
-    "VLLM_TARGET_DEVICE": "cpu",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-}
-"""
-Variables for vLLM in the gateway, which needs no device; variables that the process already has
-take precedence.
-"""
 
 
 def front_of(registry: ModelRegistry) -> Front:
@@ -78,8 +68,7 @@ async def open_front(gateway: Gateway, health: Health) -> AsyncIterator[OpenFron
         application = await asyncio.to_thread(light_front, gateway, health)
         yield OpenFront(application, "light", gateway.intake, {})
         return
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    use_no_device()
     try:
         # Import in a thread: the import takes seconds, and heartbeats to the broker must continue.
         module = await asyncio.to_thread(importlib.import_module, "services.gateway.vllm.front")

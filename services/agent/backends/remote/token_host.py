@@ -24,6 +24,7 @@ from services.agent.backends.vllm.shared.wire import (
     Models,
     Submit,
 )
+from services.engine_core.environment import WITHOUT_DEVICE
 from shared.contracts.base import RequestId, Seconds
 from shared.contracts.errors import EngineError, MeshError, NotActiveError
 from shared.contracts.models import ModelEntry
@@ -168,6 +169,7 @@ class TokenHost:
             scratch=self._scratch,
             on_event=self._on_event,
             on_lost=self._on_lost,
+            variables=WITHOUT_DEVICE,
         )
         try:
             await self._use_all(link)

@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import structlog
 
 from services.agent.backends.settings import VllmSettings
-from services.agent.backends.vllm.front.process import HostProcess
+from services.agent.backends.vllm.front.process import NO_VARIABLES, HostProcess
 from services.agent.backends.vllm.shared.wire import (
     Activate,
     Attach,
@@ -69,9 +69,10 @@ class HostLink:
         scratch: Path,
         on_event: Callable[[HostEvent], None],
         on_lost: Callable[[str], None],
+        variables: Mapping[str, str] = NO_VARIABLES,
     ) -> "HostLink":
         """
-        Start a host; `ready` waits for it.
+        Start a host, with further environment *variables*; `ready` waits for it.
 
         Raises:
             EngineError: The host cannot be started.
@@ -79,7 +80,11 @@ class HostLink:
         ours, theirs = socket.socketpair()
         try:
             process = await HostProcess.launch(
-                settings, connection=theirs, architectures=architectures, scratch=scratch
+                settings,
+                connection=theirs,
+                architectures=architectures,
+                scratch=scratch,
+                variables=variables,
             )
         except OSError as error:
             ours.close()

@@ -7,28 +7,34 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 
 import services
 from services.agent.backends.settings import VllmSettings
+from services.engine_core.environment import inherited
 
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 _HOST_MODULE = "services.agent.backends.vllm.host.host"
 _EMPTIED_CHECK_S = 0.01
 
 
-def host_environment(settings: VllmSettings, scratch: Path) -> dict[str, str]:
-    """The agent's environment with additional variables for vLLM."""
+def host_environment(
+    settings: VllmSettings, scratch: Path, variables: Mapping[str, str] = NO_VARIABLES
+) -> dict[str, str]:
+    """The agent's environment with additional variables for vLLM, and *variables*."""
     # Safepoints require this model runner, which is also the only one on a CPU.
     runner = {"VLLM_USE_V2_MODEL_RUNNER": "0"} if settings.safepoint_layers else {}
     # Not with pinned cores; an operator may pin each worker of an engine, as in "0|1".
     defaults = runner | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     root = str(Path(services.__file__).resolve().parent.parent)
-    inherited = os.environ.get("PYTHONPATH")
+    path = os.environ.get("PYTHONPATH")
     return (
         defaults
-        | os.environ
+        | inherited()
+        | dict(variables)
         | {
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
@@ -39,7 +45,7 @@ def host_environment(settings: VllmSettings, scratch: Path) -> dict[str, str]:
             # The only worker of an engine core then runs inside it: one process fewer to start.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "OMP_NUM_THREADS": str(settings.num_threads),
-            "PYTHONPATH": root if inherited is None else f"{root}{os.pathsep}{inherited}",
+            "PYTHONPATH": root if path is None else f"{root}{os.pathsep}{path}",
             "PYTHONUNBUFFERED": "1",
         }
     )
@@ -70,6 +76,7 @@ class HostProcess:
         connection: socket.socket,
         architectures: Iterable[str],
         scratch: Path,
+        variables: Mapping[str, str] = NO_VARIABLES,
     ) -> "HostProcess":
         """
         Start a host process, which begins to import vLLM.
@@ -79,6 +86,7 @@ class HostProcess:
             connection: The host's end of a socket pair.
             architectures: Model classes that the host imports early.
             scratch: Directory that the host removes when it ends normally.
+            variables: Further environment variables.
 
         Raises:
             OSError: The interpreter or the log file cannot be opened.
@@ -96,7 +104,7 @@ class HostProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=host_environment(settings, scratch),
+                env=host_environment(settings, scratch, variables),
                 start_new_session=True,
             )
         finally:
