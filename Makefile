@@ -20,10 +20,10 @@ help:
 	@echo "make release    make the wheels, npm package, archives, images and notes of this version in dist (RELEASE_ARGS='--images' builds images, '--images no' none)"
 	@echo "make broker     install RabbitMQ with apt (run as root: sudo make broker)"
 	@echo "make broker-4   unpack RabbitMQ 4 into .headway, for tests; changes nothing of the system"
-	@echo "make setup      only set up .venv (VLLM=no: without torch and vLLM, also in later set-ups; VLLM=yes: with torch and vLLM)"
+	@echo "make setup      only set up .venv (VLLM=cpu|cuda: with this build of torch and vLLM, VLLM=no: without them; also in later set-ups)"
 
 setup:
-	@$(PYTHON) ops/setup.py $(if $(filter no,$(VLLM)),--no-vllm) $(if $(filter yes,$(VLLM)),--vllm)
+	@$(PYTHON) -m ops.setup $(if $(VLLM),--vllm $(VLLM))
 
 demo: setup
 	@$(VENV_PYTHON) -m ops.demo $(if $(ENGINE),--engine $(ENGINE)) $(if $(BROKER),--broker $(BROKER)) $(DEMO_ARGS)
@@ -44,7 +44,8 @@ fix: setup
 bench: setup
 	@$(VENV_PYTHON) -m ops.bench --quick $(BENCH_ARGS)
 
-gpu-check: setup
+gpu-check:
+	@$(PYTHON) -m ops.setup --once --vllm $(or $(VLLM),auto)
 	@$(VENV_PYTHON) -m ops.check_engine $(CHECK_ARGS)
 
 broker:

