@@ -59,7 +59,7 @@ _OF_GATEWAY = (
 _GATEWAY_PRIVATE = r"(?:gateway|tail|show|answer)[.-].*"
 _PLANNER_PRIVATE = r"(?:grouper|leader|planner|show)[.-].*"
 _ESTIMATOR_PRIVATE = r"(?:estimator|show)[.-].*"
-_AGENT_PRIVATE = r"(?:agent|plan|snapshot|show)[.-].*"
+_AGENT_PRIVATE = r"(?:agent|plan|show)[.-].*"
 
 GRANTS: tuple[Grant, ...] = (
     Grant(

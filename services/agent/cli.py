@@ -118,8 +118,9 @@ def _parts() -> Service[Settings]:
 CLI = ServiceCli(
     service="agent",
     text="Serves one LLM instance: pulls, runs and streams requests, executes LSOs.\n\n"
-    "Every verb but `replay` and `check-engine` needs the instance's name: "
-    "--set instance_id=NAME or HEADWAY_AGENT_INSTANCE_ID.",
+    "Verbs that start or ask an instance need its name: --set instance_id=NAME or "
+    "HEADWAY_AGENT_INSTANCE_ID. `snapshot` and `drain` also need a broker login that may read "
+    "telemetry, for example `operator`.",
     settings_type=Settings,
     parts=_parts,
 )
