@@ -40,7 +40,7 @@ async def ask_leader(broker: Broker) -> PlanExplained | None:
 
 async def count_queues(
     broker: Broker,
-    models: tuple[ModelName, ...],
+    models: tuple[ModelName, ...] | None,
     layout: LaneLayout,
     plan: PlanExplained | None = None,
 ) -> list[QueueCount]:
@@ -49,15 +49,16 @@ async def count_queues(
 
     Args:
         broker: Broker with the queues.
-        models: Models whose lanes are counted.
+        models: Models whose lanes are counted; None: all that the leader names.
         layout: Lane layout that the operator configured.
-        plan: The leader's answer, which names the queues that exist; None: every possible queue is
-            counted, and inboxes are left out.
+        plan: The leader's answer, which names the queues that exist; None: every possible queue of
+            *models* is counted, and inboxes are left out.
     """
     names = {spec.name for spec in topology.QUEUES}
     if plan is not None and plan.work_queues:
-        names.update(queue for queue in plan.work_queues if model_of(queue) in models)
-    else:
+        known = plan.work_queues
+        names.update(each for each in known if models is None or model_of(each) in models)
+    elif models is not None:
         names.update(queues_of(all_lanes(models, layout) + earlier_lanes(models, layout)))
     if plan is not None:
         names.update(inbox_name(instance_id) for instance_id in plan.instances)

@@ -12,7 +12,7 @@ from services.mesh.spec import EMBEDDED_SEEN
 from services.mesh.top import watch
 from services.mesh.verbs.options import AmqpUrl, File, file_of
 from shared.broker.declaring import declare_topology
-from shared.contracts.errors import MeshError, SettingsError
+from shared.contracts.errors import MeshError
 from shared.models.registry import ModelRegistry
 from shared.runtime.cli import broker_factory, print_data
 from shared.runtime.lifecycle import EXIT_OK
@@ -58,21 +58,17 @@ async def queues(
     Print the number of waiting requests in each queue, lane and inbox.
 
     Args:
-        registry: Models whose lanes are counted; default: HEADWAY_REGISTRY.
-
-    Raises:
-        SettingsError: Neither `--registry` nor HEADWAY_REGISTRY is set.
+        registry: Models whose lanes are counted (default: HEADWAY_REGISTRY, else the models of all
+            lanes that the leader names).
     """
-    if (file := registry or file_of("HEADWAY_REGISTRY")) is None:
-        raise SettingsError(
-            "`queues` needs --registry or HEADWAY_REGISTRY, which determines the lanes"
-        )
-    models = ModelRegistry.load(file).bases
+    file = registry or file_of("HEADWAY_REGISTRY")
+    models = None if file is None else ModelRegistry.load(file).bases
     layout = layout_of(os.environ.get("HEADWAY_LAYOUT"))
     async with broker_factory(amqp_url)("headway-queues") as broker:
         plan = await ask_leader(broker)
         if plan is None:
-            print("no answer from a leader: inboxes are left out", file=sys.stderr)
+            left_out = "inboxes" if models is not None else "lanes (see --registry) and inboxes"
+            print(f"no answer from a leader: {left_out} are left out", file=sys.stderr)
             print(EMBEDDED_SEEN, file=sys.stderr)
         counts = await count_queues(broker, models, layout, plan)
     if json:

@@ -50,9 +50,13 @@ async def answer(broker: UnreliableBroker, **reported: Any) -> None:
     await broker.consume(queue.name, on_asked, prefetch=1)
 
 
-async def counted(broker: UnreliableBroker, layout: LaneLayout) -> dict[str, int]:
+async def counted(
+    broker: UnreliableBroker,
+    layout: LaneLayout,
+    models: tuple[ModelName, ...] | None = (ModelName("m"),),
+) -> dict[str, int]:
     """Counted numbers of ready messages in lanes and inboxes."""
-    counts = await count_queues(broker, (ModelName("m"),), layout, await ask_leader(broker))
+    counts = await count_queues(broker, models, layout, await ask_leader(broker))
     return {each.queue: each.ready for each in counts if not each.queue.startswith("headway.")}
 
 
@@ -105,3 +109,16 @@ async def test_inboxes_of_the_leaders_instances_are_counted(broker: UnreliableBr
     await answer(broker, instances=("a1", "without-inbox"))
 
     assert await counted(broker, LaneLayout()) == {"inbox.a1": 2}
+
+
+@pytest.mark.usefixtures("patient")
+async def test_without_a_registry_the_lanes_that_the_leader_names_are_counted(
+    broker: UnreliableBroker,
+):
+    other = "lane.2.other.high.3.w0"
+    await waiting_in(broker, LANE, other)
+    await answer(broker, work_queues=(LANE, other))
+    without_answer = await count_queues(broker, None, LaneLayout())
+
+    assert await counted(broker, LaneLayout(), None) == {LANE: 1, other: 1}
+    assert {each.queue for each in without_answer} <= {spec.name for spec in topology.QUEUES}
