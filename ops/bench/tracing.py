@@ -109,7 +109,7 @@ def report(
 async def _pair(
     broker: str | None, receiver: OtlpReceiver, count: int, seed: int, *, first: str
 ) -> dict[str, Seconds]:
-    """CPU seconds per request of two new meshes under the same load, by arm; *first* starts first."""
+    """Arm -> CPU seconds per request of a new mesh, both under the same load."""
     meshes: dict[str, ProcessMesh] = {}
     async with AsyncExitStack() as stack:
         for arm in (first, OFF if first == ON else ON):

@@ -37,7 +37,7 @@ def probe_of(body: bytes) -> Probe:
     The fields of a body that identify its request.
 
     Raises:
-        ContractError: The body is no JSON object.
+        ContractError: The body is not a JSON object.
     """
     return _decode_probe(body)
 

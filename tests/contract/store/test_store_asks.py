@@ -76,7 +76,9 @@ async def test_withdrawn_id_is_free_unless_it_is_claimed(store: Store):
     assert await rows.get(OTHER, RequestId("r1")) is not None
 
 
-async def test_a_value_that_the_database_refuses_is_no_outage(store: Store, database_kind: str):
+async def test_a_value_that_the_database_refuses_does_not_count_as_an_outage(
+    store: Store, database_kind: str
+):
     ask = store.requests.ask([an_ask("with NUL: \0")])
     if database_kind == "sqlite":
         assert await ask == [True]

@@ -166,7 +166,7 @@ def outcomes_at(gateway: MeshProcess, request_id: str) -> list[str]:
 
 
 async def test_client_that_leaves_gets_its_answer_from_the_other_gateway(rig: Rig):
-    """The run goes on when the gateway has noticed that its client has left."""
+    """The run continues when the gateway has noticed that its client has left."""
     headers, asked = keyed(), body(max_tokens=LEFT_TOKENS, ignore_eos=True)
     request_id = call_id_of(TenantId("acme"), headers["idempotency-key"])
     path = f"/v1/requests/{request_id}"

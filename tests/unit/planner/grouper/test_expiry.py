@@ -276,7 +276,7 @@ async def test_reply_is_sent_later_if_the_broker_is_away(rig: GrouperRig):
 
 @pytest.mark.parametrize("refuses", [False, True], ids=["sent", "not sent"])
 async def test_dead_letter_is_kept_until_the_reply_of_its_request_is_sent(
-    rig: GrouperRig, refuses: bool
+    rig: GrouperRig, *, refuses: bool
 ):
     await rig.submit(BODY | {"ttl_s": 10.0}, message_id="m1")
     request = await rig.queued()
