@@ -18,6 +18,7 @@ from shared.contracts.errors import (
     BrokerAccessError,
     BrokerConflictError,
     BrokerUnavailableError,
+    MeshError,
     MessageTooLargeError,
     QueueNotFoundError,
 )
@@ -31,6 +32,9 @@ def amqp_errors(what: str) -> Iterator[None]:
     """
     Context that translates the AMQP library's exceptions; *what* names the operation.
 
+    A cancellation that arrives while the operation ends is raised in place of its result. aiormq
+    loses it otherwise, since `asyncio.wait_for` of Python 3.11 does, and the caller would continue.
+
     Raises:
         QueueNotFoundError: AMQP reply code 404.
         MessageTooLargeError: AMQP reply code 406 because of the size of a message.
@@ -38,6 +42,26 @@ def amqp_errors(what: str) -> Iterator[None]:
         BrokerAccessError: AMQP reply code 403.
         BrokerUnavailableError: Any failure of the connection or channel, and timeouts.
     """
+    before = _num_cancellations()
+    try:
+        with _translated(what):
+            yield
+    except MeshError as error:
+        if _num_cancellations() > before:
+            raise asyncio.CancelledError from error
+        raise
+    if _num_cancellations() > before:
+        raise asyncio.CancelledError
+
+
+def _num_cancellations() -> int:
+    """Number of requests to cancel the current task."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
     try:
         yield
     except asyncio.CancelledError as error:
