@@ -60,6 +60,31 @@ async def test_consuming_a_missing_queue_is_an_error(broker_rig: BrokerRig):
         await broker.consume("missing", Recorder(), prefetch=1)
 
 
+async def test_a_consumer_of_a_deleted_queue_is_reported(broker_rig: BrokerRig):
+    broker, other = await broker_rig.connect(), await broker_rig.connect("other")
+    await declare(broker, WORK)
+    ends: list[None] = []
+    await broker.consume("work", Recorder(), prefetch=1, on_broken=lambda: ends.append(None))
+    await other.delete_queue("work")
+    await eventually(lambda: bool(ends))
+
+
+async def test_a_consumer_that_is_cancelled_is_not_reported(broker_rig: BrokerRig):
+    broker = await broker_rig.connect()
+    await declare(broker, WORK)
+    ends: list[str] = []
+    subscriptions = {
+        name: await broker.consume(
+            "work", Recorder(), prefetch=1, on_broken=lambda name=name: ends.append(name)
+        )
+        for name in ("cancelled", "kept")
+    }
+    await subscriptions["cancelled"].cancel()
+    await broker.delete_queue("work")
+    await eventually(lambda: bool(ends))
+    assert set(ends) == {"kept"}
+
+
 async def test_a_handler_that_raises_does_not_stop_other_handlers(broker_rig: BrokerRig):
     broker = await broker_rig.connect()
     await declare(broker, WORK)

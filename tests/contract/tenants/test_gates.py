@@ -7,7 +7,7 @@ from services.planner.grouper.tenants import TenantGate
 from shared.broker import topology
 from shared.contracts.tenants.policies import RateLimitedError, TenantPolicy
 from shared.runtime.clock import SystemClock
-from tests.brokers import BrokerRig
+from tests.brokers import BrokerRig, eventually
 from tests.contract.tenants.gates import ACME, open_gate
 from tests.queued import a_request
 
@@ -47,3 +47,16 @@ async def test_three_groupers_admit_the_limit_together(broker_rig: BrokerRig) ->
             number += await admitted(gates, 12)
 
     assert number == LIMIT
+
+
+async def test_allocator_whose_consumer_is_ended_by_the_broker_gives_up_its_role(
+    broker_rig: BrokerRig,
+) -> None:
+    broker = await broker_rig.connect("gates")
+    await topology.declare(broker)
+    policy = TenantPolicy(requests_per_minute=LIMIT)
+    async with open_gate(broker, SystemClock(), policy, name="gate") as gate:
+        await admitted([gate], 1)
+        assert gate.allocator.term is not None
+        await (await broker_rig.connect("other")).delete_queue(topology.TENANTS)
+        await eventually(lambda: gate.allocator.term is None)
