@@ -2,8 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 from aiormq.exceptions import (
     AMQPError,
@@ -27,8 +26,7 @@ _SIZES = re.compile(r"message size (?P<size>\d+) .*?max size (?P<limit>\d+)")
 """RabbitMQ's reason for refusing a large message."""
 
 
-@contextmanager
-def amqp_errors(what: str) -> Iterator[None]:
+class amqp_errors:  # noqa: N801 - used like a function; a generator costs more
     """
     Context that translates the AMQP library's exceptions; *what* names the operation.
 
@@ -42,16 +40,28 @@ def amqp_errors(what: str) -> Iterator[None]:
         BrokerAccessError: AMQP reply code 403.
         BrokerUnavailableError: Any failure of the connection or channel, and timeouts.
     """
-    before = _num_cancellations()
-    try:
-        with _translated(what):
-            yield
-    except MeshError as error:
-        if _num_cancellations() > before:
-            raise asyncio.CancelledError from error
-        raise
-    if _num_cancellations() > before:
-        raise asyncio.CancelledError
+
+    __slots__ = ("_before", "_what")
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        self._before = _num_cancellations()
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        failure = None if error is None else _failure(self._what, error)
+        if error is not None and failure is None:
+            return
+        if _num_cancellations() > self._before:
+            raise asyncio.CancelledError from failure
+        if failure is not None and failure is not error:
+            raise failure from error
 
 
 def _num_cancellations() -> int:
@@ -60,34 +70,37 @@ def _num_cancellations() -> int:
     return 0 if task is None else task.cancelling()
 
 
-@contextmanager
-def _translated(what: str) -> Iterator[None]:
-    try:
-        yield
-    except asyncio.CancelledError as error:
+def _failure(what: str, error: BaseException) -> MeshError | None:
+    """Headway's error for an error of the library; None for other errors and a cancelled task."""
+    match error:
+        case MeshError():
+            return error
         # aiormq raises CancelledError in tasks that wait on a dying connection. Without this check,
         # the error would end a service's task like a real cancellation.
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        raise BrokerUnavailableError(f"{what}: the connection was lost") from error
-    except ChannelNotFoundEntity as error:
-        raise QueueNotFoundError(f"{what}: {error}") from error
-    except ChannelAccessRefused as error:
-        raise BrokerAccessError(f"{what}: {error}") from error
-    except ChannelPreconditionFailed as error:
-        # RabbitMQ reports a forged user id as a failed precondition.
-        if "user_id" in str(error):
-            raise BrokerAccessError(f"{what}: {error}") from error
-        if (sizes := _SIZES.search(str(error))) is not None:
-            raise MessageTooLargeError(
-                f"{what}: the message has {sizes['size']} bytes, and the broker's limit "
-                f"max_message_size is {sizes['limit']}; shorten the request, or raise the limit"
-            ) from error
-        raise BrokerConflictError(f"{what}: {error}") from error
-    except ChannelLockedResource as error:
-        raise BrokerConflictError(f"{what}: {error}") from error
-    # RuntimeError: raised by aiormq and aio-pika for "closed in the meantime".
-    except (TimeoutError, AMQPError, PAMQPException, OSError, RuntimeError) as error:
-        detail = str(error) or type(error).__name__
-        raise BrokerUnavailableError(f"{what}: {detail}") from error
+        case asyncio.CancelledError() if not _num_cancellations():
+            return BrokerUnavailableError(f"{what}: the connection was lost")
+        case ChannelNotFoundEntity():
+            return QueueNotFoundError(f"{what}: {error}")
+        case ChannelAccessRefused():
+            return BrokerAccessError(f"{what}: {error}")
+        case ChannelPreconditionFailed():
+            return _failed_precondition(what, str(error))
+        case ChannelLockedResource():
+            return BrokerConflictError(f"{what}: {error}")
+        # RuntimeError: raised by aiormq and aio-pika for "closed in the meantime".
+        case TimeoutError() | AMQPError() | PAMQPException() | OSError() | RuntimeError():
+            return BrokerUnavailableError(f"{what}: {str(error) or type(error).__name__}")
+        case _:
+            return None
+
+
+def _failed_precondition(what: str, reason: str) -> MeshError:
+    # RabbitMQ reports a forged user id as a failed precondition.
+    if "user_id" in reason:
+        return BrokerAccessError(f"{what}: {reason}")
+    if (sizes := _SIZES.search(reason)) is not None:
+        return MessageTooLargeError(
+            f"{what}: the message has {sizes['size']} bytes, and the broker's limit "
+            f"max_message_size is {sizes['limit']}; shorten the request, or raise the limit"
+        )
+    return BrokerConflictError(f"{what}: {reason}")
