@@ -294,7 +294,7 @@ class SimulatedReplica:
         run.finished_at = now
         self._free_blocks += run.blocks
         run.blocks = 0
-        self._policy.remove(run.request_id)
+        self._policy.remove(run.request_id, run.num_output_tokens)
         return True
 
     def kept_tokens(self, run: SimRequest) -> int:

@@ -40,7 +40,11 @@ class FixedChunk:
         self._places[request.request_id] = (*self._key(request), self._num_added)
         self._wait(request.request_id)
 
-    def remove(self, request_id: RequestId) -> None:
+    def remove(
+        self,
+        request_id: RequestId,
+        answer_tokens: int | None = None,  # noqa: ARG002 - protocol
+    ) -> None:
         if request_id in self._places:
             self._stop_waiting(request_id)
             del self._places[request_id]

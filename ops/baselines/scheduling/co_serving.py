@@ -67,8 +67,8 @@ class SarathiPreemptive(FixedChunk):
         else:
             self._prompts[request.request_id] = request.prompt_tokens
 
-    def remove(self, request_id: RequestId) -> None:
-        super().remove(request_id)
+    def remove(self, request_id: RequestId, answer_tokens: int | None = None) -> None:
+        super().remove(request_id, answer_tokens)
         self._offline.pop(request_id, None)
         self._prompts.pop(request_id, None)
 

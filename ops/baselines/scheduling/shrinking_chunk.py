@@ -37,8 +37,8 @@ class ShrinkingChunk:
     def add(self, request: RequestView) -> None:
         self._queue.add(request)
 
-    def remove(self, request_id: RequestId) -> None:
-        self._queue.remove(request_id)
+    def remove(self, request_id: RequestId, answer_tokens: int | None = None) -> None:
+        self._queue.remove(request_id, answer_tokens)
 
     def observe(self, now: UnixTime, outcome: IterationOutcome) -> None:
         self._queue.observe(now, outcome)

@@ -23,6 +23,8 @@ class RequestView:
     arrived_at: UnixTime
     prompt_tokens: int
     """Number of tokens to prefill: the prompt and the tokens of earlier runs."""
+    progress_tokens: int = 0
+    """Number of output tokens of earlier runs, which are part of `prompt_tokens`."""
     max_tokens: int
     """Maximum number of output tokens that the request may still generate."""
     slo: Slo
@@ -117,8 +119,14 @@ class SchedulingPolicy(Protocol):
         """Add a request that arrived at the engine and waits."""
         ...
 
-    def remove(self, request_id: RequestId) -> None:
-        """Remove a waiting or running request that finished or was aborted."""
+    def remove(self, request_id: RequestId, answer_tokens: int | None = None) -> None:
+        """
+        Remove a waiting or running request.
+
+        Args:
+            answer_tokens: Length of the request's whole answer, with the tokens of earlier runs;
+                None if the request was aborted.
+        """
         ...
 
     def observe(self, now: UnixTime, outcome: IterationOutcome) -> None:

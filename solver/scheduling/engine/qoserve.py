@@ -6,6 +6,7 @@ from math import inf
 
 from shared.contracts.base import RequestId, Seconds, TenantId, UnixTime
 from solver.prediction.calibration.moments import RunningMoments, over_approximation
+from solver.prediction.latency.service_time import RESIDUAL_SHARE
 from solver.scheduling.engine.admission import PlannedBatch
 from solver.scheduling.engine.best_effort import Allowance
 from solver.scheduling.engine.chunking import decode_slack_s, steady_limit_s
@@ -65,28 +66,30 @@ class QoServePolicy:
     def add(self, request: RequestView) -> None:
         self._num_added += 1
         entry = Entry(request, self._num_added)
-        entry.decode_tokens = self._history.expected_tokens(request.application, request.max_tokens)
+        entry.decode_tokens = self._history.expected_tokens(
+            request.application, request.max_tokens, progress_tokens=request.progress_tokens
+        )
         weight = self._options.fairness_weight
         if weight:
             entry.service_s = weight * self._service_s.get(request.tenant, 0.0)
         self._entries[request.request_id] = entry
         self._waiting.push(entry)
 
-    def remove(self, request_id: RequestId) -> None:
+    def remove(self, request_id: RequestId, answer_tokens: int | None = None) -> None:
         entry = self._entries.pop(request_id, None)
         if entry is None:
             return
+        if answer_tokens is not None:
+            self._history.observe(entry.view.application, answer_tokens)
         if entry in self._offered:
             self._offered.remove(entry)
         elif entry.waiting:
             self._waiting.discard(entry)
-        else:
-            self._history.observe(entry.view.application, entry.output_tokens + 1)
-            if self._options.fairness_weight:
-                tokens = entry.view.prompt_tokens + entry.output_tokens + 1
-                tenant = entry.view.tenant
-                served_s = self._service_s.get(tenant, 0.0) + tokens * self._pace.token_s
-                self._service_s[tenant] = served_s
+        elif self._options.fairness_weight:
+            tokens = entry.view.prompt_tokens + entry.output_tokens + 1
+            tenant = entry.view.tenant
+            served_s = self._service_s.get(tenant, 0.0) + tokens * self._pace.token_s
+            self._service_s[tenant] = served_s
 
     def observe(self, now: UnixTime, outcome: IterationOutcome) -> None:  # noqa: ARG002 - protocol
         self._pace.observe(outcome.iteration)
@@ -213,18 +216,27 @@ class DecodeHistory:
         """Moments of the answers of each application, the application of the last answer last."""
         self._expected: dict[str, float] = {}
 
-    def observe(self, application: str, output_tokens: int) -> None:
-        """Learn from a request that finished with *output_tokens*."""
+    def observe(self, application: str, answer_tokens: int) -> None:
+        """Learn from a whole answer of *answer_tokens*."""
         moments = self._moments.setdefault(application, RunningMoments())
         self._moments.move_to_end(application)
         if len(self._moments) > self._max_applications:
             forgotten, _ = self._moments.popitem(last=False)
             self._expected.pop(forgotten, None)
-        moments.observe(output_tokens)
+        moments.observe(answer_tokens)
         value = moments.value()
         if value is not None and value.count >= _ENOUGH:
             self._expected[application] = over_approximation(value)
 
-    def expected_tokens(self, application: str, max_tokens: int) -> float:
-        """Answer length that is assumed for planning, at most *max_tokens*."""
-        return min(max_tokens, self._expected.get(application, self._default_tokens))
+    def expected_tokens(
+        self, application: str, max_tokens: int, *, progress_tokens: int = 0
+    ) -> float:
+        """
+        Number of tokens that are assumed to follow the *progress_tokens* of an answer, at most
+        *max_tokens*.
+
+        An answer beyond its assumed length is assumed to take another `RESIDUAL_SHARE` of it.
+        """
+        answer_tokens = self._expected.get(application, self._default_tokens)
+        rest_tokens = max(RESIDUAL_SHARE * answer_tokens, answer_tokens - progress_tokens)
+        return min(max_tokens, rest_tokens)

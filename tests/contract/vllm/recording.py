@@ -29,6 +29,8 @@ class Step(msgspec.Struct, kw_only=True):
     """Computed tokens of each running request before the iteration."""
     admitted: list[RequestId] = msgspec.field(default_factory=list)
     preempted: list[RequestId] = msgspec.field(default_factory=list)
+    answers: dict[RequestId, int] = msgspec.field(default_factory=dict)
+    """Lengths of the answers that the iteration completed."""
     num_held: int = 0
     tokens: int = 0
     num_decodes: int = 0
@@ -39,7 +41,7 @@ class Step(msgspec.Struct, kw_only=True):
         """The counts that must be equal on two engines."""
         running = tuple(sorted(self.computed.items()))
         starts = tuple(sorted(self.admitted)), tuple(sorted(self.preempted))
-        return running, starts, self.tokens, self.num_decodes
+        return running, starts, self.tokens, self.num_decodes, sorted(self.answers.items())
 
 
 @dataclass
@@ -62,8 +64,10 @@ class RecordingPolicy:
         self._added.append(request)
         self.inner.add(request)
 
-    def remove(self, request_id: RequestId) -> None:
-        self.inner.remove(request_id)
+    def remove(self, request_id: RequestId, answer_tokens: int | None = None) -> None:
+        if answer_tokens is not None:
+            self.steps[-1].answers[request_id] = answer_tokens
+        self.inner.remove(request_id, answer_tokens)
 
     def decide(self, now: UnixTime, batch: BatchState) -> IterationDecision:
         self._write()

@@ -65,10 +65,10 @@ class Checked:
             self._best_effort.add(request.request_id)
         self._policy.add(request)
 
-    def remove(self, request_id: RequestId) -> None:
+    def remove(self, request_id: RequestId, answer_tokens: int | None = None) -> None:
         self._waiting.discard(request_id)
         self._running.discard(request_id)
-        self._policy.remove(request_id)
+        self._policy.remove(request_id, answer_tokens)
 
     def observe(self, now: UnixTime, outcome: IterationOutcome) -> None:
         self._waiting |= set(outcome.preempted)

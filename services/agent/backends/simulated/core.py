@@ -113,6 +113,7 @@ class SimulatedEngineCore:
                 request_id=run.request_id,
                 arrived_at=request.arrived_at,
                 prompt_tokens=run.num_prefill_tokens,
+                progress_tokens=len(request.progress),
                 max_tokens=run.room_tokens,
                 slo=request.slo,
                 importance=request.importance,
@@ -270,12 +271,12 @@ class SimulatedEngineCore:
             run = next((run for run in self._running if run.request_id == request_id), None)
         return run is not None and run.num_output_tokens > 0
 
-    def _leave(self, run: Run) -> None:
+    def _leave(self, run: Run, answer_tokens: int | None = None) -> None:
         run.ended = True
         self._ends.remove(run.request_id)
         self.memory.pool.release(run.blocks)
         self.totals.relegated += is_relegated(self._policy, run.request_id)
-        self._policy.remove(run.request_id)
+        self._policy.remove(run.request_id, answer_tokens)
 
     def _advance(self, run: Run, count: int) -> TokenOutput | None:
         self.memory.compute(run, count)
@@ -287,7 +288,7 @@ class SimulatedEngineCore:
         if finish_reason is not None:
             self._running.remove(run)
             self.memory.host.release(run)
-            self._leave(run)
+            self._leave(run, len(run.request.progress) + run.num_output_tokens)
         else:
             self.memory.save(run)
         return TokenOutput(run.request_id, token_ids, finish_reason, cached)

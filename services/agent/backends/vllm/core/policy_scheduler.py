@@ -9,6 +9,8 @@ fails when these change.
 import time
 from typing import Any
 
+from vllm.v1.request import RequestStatus
+
 from services.agent.backends.policies import (
     UNLIMITED_TOKENS,
     create_policy,
@@ -30,6 +32,14 @@ from solver.scheduling.engine.decision import (
     RequestView,
 )
 from solver.scheduling.engine.latency import FollowsLatency, OnlineLatencyModel
+
+_WHOLE_ANSWER = frozenset(
+    (
+        RequestStatus.FINISHED_STOPPED,
+        RequestStatus.FINISHED_LENGTH_CAPPED,
+        RequestStatus.FINISHED_REPETITION,
+    )
+)
 
 
 class PolicyDriven(Timed):
@@ -53,6 +63,7 @@ class PolicyDriven(Timed):
             request_id=request.request_id,
             arrived_at=qos.arrived_at or request.arrival_time,
             prompt_tokens=request.num_prompt_tokens,
+            progress_tokens=qos.progress_tokens,
             max_tokens=request.max_tokens,
             slo=qos.slo,
             importance=qos.importance,
@@ -142,7 +153,7 @@ class PolicyDriven(Timed):
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self.totals.relegated += is_relegated(self._policy, request.request_id)
-        self._policy.remove(request.request_id)
+        self._policy.remove(request.request_id, _answer_tokens(request))
         self._preempted.pop(request.request_id, None)
         return super()._free_request(request, *args, **kwargs)
 
@@ -157,6 +168,13 @@ class PolicyDriven(Timed):
             if self._stalled or not self.has_kv
             else free_tokens(pool.get_num_free_blocks(), self.block_size),
         )
+
+
+def _answer_tokens(request: Any) -> int | None:
+    """Length of the whole answer, with the tokens of earlier runs; None if it was aborted."""
+    if request.status not in _WHOLE_ANSWER:
+        return None
+    return qos_in_core(request).progress_tokens + int(request.num_output_tokens)
 
 
 class PolicyScheduler(PolicyDriven, TimedScheduler):

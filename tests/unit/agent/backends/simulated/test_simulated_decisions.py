@@ -2,9 +2,10 @@
 
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.core import SimulatedEngineCore
+from shared.contracts.base import RequestId
 from shared.contracts.qos import Slo
 from solver.scheduling.baselines import FixedChunkEdf, FixedChunkFcfs
-from solver.scheduling.engine.decision import BatchState, IterationDecision
+from solver.scheduling.engine.decision import BatchState, IterationDecision, RequestView
 from tests.unit.agent.backends.simulated_cores import ENTRY, alone, drain, request
 
 
@@ -63,3 +64,34 @@ def test_preempted_request_restarts_and_gives_the_same_answer() -> None:
     assert (core.num_running, core.num_waiting) == (0, 1)
     policy.active = False
     assert answer + drain(core)[0]["a"] == alone(request("a", length=32, max_tokens=8))
+
+
+class Recording(FixedChunkFcfs):
+    """Records the progress of added requests and the answers of removed ones."""
+
+    def __init__(self) -> None:
+        super().__init__(512)
+        self.progress: dict[str, int] = {}
+        self.answers: dict[str, int | None] = {}
+
+    def add(self, request: RequestView) -> None:
+        self.progress[request.request_id] = request.progress_tokens
+        super().add(request)
+
+    def remove(self, request_id: RequestId, answer_tokens: int | None = None) -> None:
+        self.answers[request_id] = answer_tokens
+        super().remove(request_id, answer_tokens)
+
+
+def test_the_policy_gets_the_lengths_of_whole_answers() -> None:
+    policy = Recording()
+    core = SimulatedEngineCore(ENTRY, SimulatedSettings(), policy)
+    core.add(request("whole", max_tokens=4))
+    core.add(request("resumed", max_tokens=10, progress=(11, 12, 13)))
+    core.add(request("aborted", max_tokens=50))
+    core.iterate(0.0)
+    core.abort(RequestId("aborted"))
+    drain(core)
+
+    assert policy.progress == {"whole": 0, "resumed": 3, "aborted": 0}
+    assert policy.answers == {"whole": 4, "resumed": 10, "aborted": None}

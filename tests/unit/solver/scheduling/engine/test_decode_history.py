@@ -25,6 +25,13 @@ def test_expected_length_respects_the_limit() -> None:
     assert DecodeHistory(default_tokens=50).expected_tokens("chat", 7) == 7
 
 
+@pytest.mark.parametrize(("progress_tokens", "rest_tokens"), [(0, 50), (20, 30), (49, 5), (80, 5)])
+def test_progress_shortens_the_rest_of_an_answer(progress_tokens: int, rest_tokens: int) -> None:
+    history = DecodeHistory(default_tokens=50)
+
+    assert history.expected_tokens("chat", 1000, progress_tokens=progress_tokens) == rest_tokens
+
+
 def test_the_application_without_an_answer_for_longest_is_forgotten() -> None:
     history = DecodeHistory(default_tokens=50, max_applications=2)
     for application in ("a", "b", "a", "c"):

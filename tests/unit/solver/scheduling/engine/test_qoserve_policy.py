@@ -42,6 +42,7 @@ class Rig:
         prompt: int = 1000,
         arrived_at: float = 0.0,
         importance: Importance = Importance.HIGH,
+        application: str = "*",
     ) -> None:
         self.policy.add(
             RequestView(
@@ -51,14 +52,22 @@ class Rig:
                 max_tokens=100,
                 slo=slo,
                 importance=importance,
+                application=application,
             )
         )
 
     def start(
-        self, name: str, slo: Slo, *, computed: int, prompt: int = 1000, outputs: int = 0
+        self,
+        name: str,
+        slo: Slo,
+        *,
+        computed: int,
+        prompt: int = 1000,
+        outputs: int = 0,
+        application: str = "*",
     ) -> None:
         """Add a request that is already running."""
-        self.wait(name, slo, prompt=prompt)
+        self.wait(name, slo, prompt=prompt, application=application)
         for request_id in self.decide(0.0).order:
             if request_id == name:
                 break
@@ -254,6 +263,24 @@ def test_a_request_may_be_aborted_while_it_is_offered() -> None:
 
     assert decision.token_budget == 2500
     assert rig.order() == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("answer_tokens", "order"), [(1, ["short answers", "other"]), (None, ["other", "short answers"])]
+)
+def test_whole_answers_are_learned_and_aborted_ones_are_not(
+    answer_tokens: int | None, order: list[str]
+) -> None:
+    """Prefill and answer are 1050 + 1 and 1000 + 100 tokens if the short answers are known."""
+    rig = Rig()
+    for number in range(10):
+        rig.start(str(number), SOON, computed=1001, outputs=1, application="short")
+        rig.running.clear()
+        rig.policy.remove(RequestId(str(number)), answer_tokens)
+    rig.wait("other", SOON, prompt=1000)
+    rig.wait("short answers", SOON, prompt=1050, application="short")
+
+    assert rig.order() == order
 
 
 @pytest.mark.parametrize("name", ["edf", "dc", "dc+er", "qoserve", "qoserve+curve", "adaptive"])
