@@ -19,6 +19,7 @@ from services.estimator.stories.shelf import Shelf
 from services.estimator.trees.active_trees import TreesWatch
 from services.estimator.trees.auto_fit import OwnFits
 from services.estimator.trees.sample_store import SampleStore
+from services.estimator.usage.book import DAY_S
 from services.estimator.usage.keeper import UsageKeeper
 from shared.broker import topology
 from shared.broker.consumer import Dispatcher
@@ -81,6 +82,7 @@ async def _run(
             broker=broker,
             clock=ports.clock,
             directory=Path(settings.usage_dir) if settings.usage_dir else None,
+            keep_s=settings.usage_days * DAY_S,
         )
         tasks.create_task(usage.run(stop), name="keep.usage")
         if settings.stories:

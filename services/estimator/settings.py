@@ -74,6 +74,11 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     Directory of the usage of tenants. Of several estimators, one at a time counts, which all must
     have the same directory. None: usage is counted in memory, until the process ends.
     """
+    usage_days: Annotated[int, Meta(ge=1)] = 400
+    """
+    Number of days for which usage is kept. It is in memory as one row per hour, tenant, model and
+    class with requests.
+    """
     kept_stories: ShelfSettings = ShelfSettings()
     """Bounds of the records of finished requests, which are kept in memory if `stories` is true."""
 

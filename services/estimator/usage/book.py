@@ -55,6 +55,12 @@ class UsageBook:
         while len(self._days) > NUM_DAYS:
             del self._days[min(self._days)]
 
+    def forget_before(self, hour: int) -> None:
+        """Drop the rows of hours that begin before *hour*, the begin of an hour."""
+        self.rows = {key: row for key, row in self.rows.items() if row.hour >= hour}
+        if self.counts_since:
+            self.counts_since = max(self.counts_since, hour)
+
     def used_on(self, day: int) -> dict[TenantId, int]:
         """Tokens of prompts and answers on one of the last days (UTC), by tenant."""
         return dict(self._days.get(day, {}))

@@ -112,9 +112,9 @@ class UsageFiles:
             self._journal = None
             raise
 
-    def compact(self, now: UnixTime) -> None:
+    def compact(self, now: UnixTime, oldest_hour: int = 0) -> None:
         """
-        Add old journals to the totals.
+        Add old journals to the totals, without rows of hours that begin before *oldest_hour*.
 
         Raises:
             OSError: The disk is full or broken; nothing is lost.
@@ -131,7 +131,9 @@ class UsageFiles:
                 since = min(since or metered.finished_at, metered.finished_at)
             through = number
         if through > totals.through:
-            whole = summed(rows, ("tenant", "hour", "model", "class"))
+            kept = (row for row in rows if row.hour >= oldest_hour)
+            whole = summed(kept, ("tenant", "hour", "model", "class"))
+            since = max(since, oldest_hour)
             self._write(_Totals(through=through, counts_since=since, rows=whole))
         for path in self._directory.glob("journal-*.jsonl"):
             if (number_of := _number_of(path)) is not None and number_of <= through:

@@ -15,7 +15,13 @@ from shared.broker.protocol import BindingSpec, Broker, Delivery, OutMessage, Se
 from shared.broker.retry import send_best_effort
 from shared.contracts.base import Decoder, Message, Seconds
 from shared.contracts.errors import ContractError, MeshError
-from shared.contracts.tenants.usage import RequestMetered, UsageReported, UsageRequested, UsageToday
+from shared.contracts.tenants.usage import (
+    HOUR_S,
+    RequestMetered,
+    UsageReported,
+    UsageRequested,
+    UsageToday,
+)
 from shared.runtime.clock import Clock
 from shared.runtime.tasks import every, pause
 
@@ -37,11 +43,13 @@ class UsageKeeper:
 
     Args:
         directory: Directory of the files; None: usage is counted in memory until the process ends.
+        keep_s: Age from which hours are dropped; None: none are.
     """
 
     broker: Broker
     clock: Clock
     directory: Path | None
+    keep_s: Seconds | None = None
     book: UsageBook = field(default_factory=UsageBook)
     _files: UsageFiles | None = None
     _waiting: list[tuple[Delivery, RequestMetered]] = field(default_factory=list)
@@ -133,12 +141,15 @@ class UsageKeeper:
             await delivery.settle(Settlement.ACK)
 
     async def compact(self) -> None:
-        """Add old journals to the totals."""
-        if self._files is None:
-            return
+        """Add old journals to the totals, and drop the usage of hours that are not kept."""
+        now = self.clock.now()
+        oldest_hour = 0 if self.keep_s is None else int((now - self.keep_s) // HOUR_S + 1) * HOUR_S
         async with self._writing:
+            self.book.forget_before(oldest_hour)
+            if self._files is None:
+                return
             try:
-                await asyncio.to_thread(self._files.compact, self.clock.now())
+                await asyncio.to_thread(self._files.compact, now, oldest_hour)
             except OSError as error:
                 log.error("usage.not_compacted", error=str(error))
 

@@ -54,6 +54,17 @@ def test_a_question_about_one_tenant_and_time_gets_no_other_rows() -> None:
     assert [row.requests for row in rows] == [{"completed": 1}]
 
 
+def test_hours_before_the_first_kept_hour_are_dropped() -> None:
+    """The usage then counts since this hour."""
+    book = UsageBook()
+    book.add(final("r1", finished_at=2.5 * HOUR_S))
+    book.add(final("r2", finished_at=3.0 * HOUR_S))
+    book.forget_before(3 * HOUR_S)
+
+    (row,) = book.answer(UsageRequested(reply_to=""))
+    assert (row.requests, book.counts_since) == ({"completed": 1}, 3 * HOUR_S)
+
+
 def test_the_tokens_of_a_day_are_those_of_its_hours() -> None:
     """A budget counts prompts and answers of the present day."""
     book = UsageBook()

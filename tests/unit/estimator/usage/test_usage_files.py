@@ -80,6 +80,22 @@ def test_old_journals_become_totals(tmp_path: Path) -> None:
     assert counted(book) == 1
 
 
+def test_totals_have_no_hours_before_the_first_kept_hour(tmp_path: Path) -> None:
+    """They name this hour as the begin of the usage."""
+    files, _ = reopened(tmp_path)
+    old, kept = final("r1"), final("r2", finished_at=4.0 * HOUR_S)
+    files.append([old, kept], NOW)
+    files.close()
+    (journal,) = tmp_path.glob("journal-*")
+    files, _ = reopened(tmp_path)
+    files.compact(journal.stat().st_mtime + REMEMBER_S + 1, 3 * HOUR_S)
+    files.close()
+    files, book = reopened(tmp_path)
+    files.close()
+
+    assert (counted(book), book.counts_since) == (1, 3 * HOUR_S)
+
+
 def test_a_crash_between_totals_and_deletion_counts_nothing_twice(tmp_path: Path) -> None:
     """The totals name the last journal that they contain."""
     files, _ = reopened(tmp_path)
