@@ -66,7 +66,9 @@ class PrivateNode:
             state = json.loads(self._state_file.read_text())
         else:
             port, dist_port, epmd_port = free_ports(3)
-            state = {"port": port, "dist_port": dist_port, "epmd_port": epmd_port, "pids": {}}
+            state = {"port": port, "dist_port": dist_port, "epmd_port": epmd_port}
+        if state.get("boot") != _boot():
+            state |= {"boot": _boot(), "pids": {}}  # the ids may now be those of other processes
         self._state = state
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._name = f"headway-{state['port']}@localhost"
@@ -242,6 +244,12 @@ class PrivateNode:
         self._state["pids"].pop(what, None)
         if self._state_file.exists():
             self._state_file.write_text(json.dumps(self._state))
+
+
+def _boot() -> str:
+    """Id of the machine's present run, on Linux."""
+    file = Path("/proc/sys/kernel/random/boot_id")
+    return file.read_text().strip() if file.exists() else ""
 
 
 def _file_limit() -> int:
