@@ -161,14 +161,23 @@ class BatchRun:
 
     async def _restore(self) -> None:
         """
-        Find out how far the lines before the cursor are. Those without a final are published again,
-        which joins what is under way.
+        Find out how far the lines are that may be in the mesh: those before the cursor, and those
+        of a chunk that was published and not noted. They are published again if they have no
+        final, which joins what is under way.
         """
-        numbers = self._to_do(self._cursor)
+        end = self._chunk_end(LINES_AT_ONCE)
+        numbers = self._to_do(end)
         for first in range(0, len(numbers), STATES_AT_ONCE):
             await self._take(numbers[first : first + STATES_AT_ONCE])
         self._again = deque(self._to_do(self._cursor))
-        self._unsure = {line_request_id(self._batch.id, number): number for number in self._again}
+        unsure = self._to_do(end)
+        self._unsure = {line_request_id(self._batch.id, number): number for number in unsure}
+
+    def _chunk_end(self, most: int) -> int:
+        """End of the next chunk of new lines, of which it has at most *most*."""
+        if self._cursor == len(self._table):
+            return self._cursor
+        return self._table.end_of(self._cursor, max_lines=most, max_bytes=BYTES_AT_ONCE)
 
     def _to_do(self, end: int) -> list[int]:
         """Lines before *end* that have to be published, as far as is known."""
@@ -320,7 +329,7 @@ class BatchRun:
                 self._again.popleft()
             return len(numbers)
         first = self._cursor
-        end = self._table.end_of(first, max_lines=most, max_bytes=BYTES_AT_ONCE)
+        end = self._chunk_end(most)
         lines = await read_lines(self._store, self._batch, self._table, first, end)
         valid = [
             (number, line)

@@ -12,7 +12,7 @@ import pytest
 
 from services.gateway.batches.publishing import BatchPorts
 from services.gateway.batches.runner import BatchRunner
-from shared.contracts.errors import BrokerUnavailableError
+from shared.contracts.errors import BrokerUnavailableError, StoreUnavailableError
 from shared.contracts.qos import Importance
 from shared.contracts.requests import Final
 from shared.store.ids import line_request_id
@@ -365,6 +365,28 @@ async def test_a_batch_that_is_cancelled_without_a_runner_cancels_its_lines(
 
     async with running(ports):
         await eventually(has_noted_all)
+    await mesh.store.batches.cancel(ACME, batch.id)
+    async with running(ports):
+        found = await ended(mesh.store, batch)
+
+    assert found.status is BatchStatus.CANCELLED
+    assert mesh.cancelled == mesh.published.keys()
+
+
+async def test_a_cancelled_batch_cancels_lines_of_a_chunk_that_was_not_noted(
+    mesh: ScriptedMesh, ports: BatchPorts, monkeypatch: pytest.MonkeyPatch
+):
+    """A gateway ended after it had published a chunk and before the store had the cursor."""
+    mesh.script = run_on
+    batch = await submitted(mesh.store, b"".join(map(a_line, range(20))))
+
+    async def move_cursor(*_: object) -> None:
+        raise StoreUnavailableError("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mesh.store.batches, "move_cursor", move_cursor)
+        async with running(ports):
+            await eventually(lambda: len(mesh.published) == 20)
     await mesh.store.batches.cancel(ACME, batch.id)
     async with running(ports):
         found = await ended(mesh.store, batch)
