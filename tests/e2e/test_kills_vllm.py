@@ -36,7 +36,9 @@ ENGINE = {"engine": {"vllm": {"max_running": 24}}}
 async def test_killed_and_drained_engines_change_no_answer(
     vllm_broker: str, tmp_path: Path
 ) -> None:
-    spec = mesh_spec(vllm_broker, tmp_path, engine="vllm", agents=2, agent_settings=ENGINE)
+    spec = mesh_spec(
+        vllm_broker, tmp_path, engine="vllm", agents=2, agent_settings=ENGINE | {"drain_timeout_s": 0.2}
+    )
     requests = [request(n, max_tokens=120) for n in range(NUM_REQUESTS)]
     async with ProcessMesh(spec) as mesh, producer_of(mesh) as producer:
         calm = await ask_all(producer, requests, timeout_s=PATIENCE_S)
@@ -62,6 +64,7 @@ async def test_killed_and_drained_engines_change_no_answer(
 
     assert [RequestCompleted] * NUM_REQUESTS == [type(answer.final) for answer in storm]
     assert [a.token_ids for a in calm] == [a.token_ids for a in storm]
+    assert any(answer.final.attempts.evictions for answer in storm)
     assert {"vllm-0.32.0"} == {answer.final.engine for answer in storm}
     for answer in storm:
         assert_consistent(answer)

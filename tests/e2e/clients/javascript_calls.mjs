@@ -44,7 +44,7 @@ const found = {
   unknown: await codeOf(unknown.wait()),
   status: await codeOf(client.status("js-1")),
   state: status.state,
-  sameRun: [again.run_id, status.final.run_id].every((run) => run === stored.run_id),
+  runs: [stored.run_id, again.run_id, status.final.run_id],
 };
 const first = await client.submit({ ...fields, id: "js-1", max_tokens: 1500 });
 found.duplicate = await codeOf(client.submit({ ...fields, id: "js-1" }));
