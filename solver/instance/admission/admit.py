@@ -1,5 +1,6 @@
 """Admission of waiting requests to the engine, and evictions that make room for them."""
 
+import math
 from collections.abc import Iterator
 
 import msgspec
@@ -198,7 +199,9 @@ def _fits(instance: InstanceState, held: Held) -> bool:
         return True
     if requests.num_runs >= engine.max_running:
         return False
-    return instance.room.reserved_tokens + held.tokens_needed <= engine.kv_capacity_tokens
+    # An engine that has not reported its KV capacity counts as unbounded.
+    capacity = engine.kv_capacity_tokens or math.inf
+    return instance.room.reserved_tokens + held.tokens_needed <= capacity
 
 
 def _has_best_effort_room(instance: InstanceState) -> bool:

@@ -269,6 +269,13 @@ def test_kv_memory_limits_requests_at_their_full_length(capacity: int, running: 
     assert driver.running == running
 
 
+def test_engine_that_reports_no_kv_capacity_is_limited_by_its_slots():
+    """Servers of others report it only in vLLM's metrics."""
+    driver = Driver(engine={"kv_capacity_tokens": 0, "max_running": 3})
+    driver.put(*(a_request(f"r{number}") for number in range(4)))
+    assert driver.running == {"r0", "r1", "r2"}
+
+
 @pytest.mark.parametrize("age_s", [0.0, 1200.0], ids=["new", "aged"])
 def test_best_effort_leaves_slots_for_urgent_arrivals(age_s: float):
     """Beside a regular request, best-effort requests get three quarters of eight slots."""
