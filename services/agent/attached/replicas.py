@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
+from hashlib import sha256
 
 import msgspec
 import structlog
@@ -32,6 +33,7 @@ LOOK_PERIOD_S = 1.0
 CHECK_PERIOD_S = 3.0
 """Period of asking a server for its version and its models."""
 MAX_ID_CHARS = 64
+_DIGEST_CHARS = 12
 HELD = "another agent serves with it"
 Serve = Callable[[Ports[Settings], asyncio.Event], Awaitable[None]]
 
@@ -143,7 +145,7 @@ class Replica:
         serve: Serve,
     ) -> None:
         settings = ports.settings
-        self.instance_id = f"{settings.instance_id}-{name}"[:MAX_ID_CHARS]
+        self.instance_id = id_of_instance(settings.instance_id, name)
         self.state = "waiting"
         self.metrics: CollectorRegistry | None = None
         """Metrics of the instance."""
@@ -227,6 +229,18 @@ class Replica:
                 log.warning("replica.changed", instance_id=self.instance_id, url=self._server.url)
                 break
         stop.set()
+
+
+def id_of_instance(agent_id: str, name: str) -> str:
+    """
+    Id of the instance of the server *name*. An id that would be too long ends with a digest, since
+    addresses often differ at their ends only.
+    """
+    whole = f"{agent_id}-{name}"
+    if len(whole) <= MAX_ID_CHARS:
+        return whole
+    digest = sha256(whole.encode()).hexdigest()[:_DIGEST_CHARS]
+    return f"{whole[: MAX_ID_CHARS - _DIGEST_CHARS - 1]}-{digest}"
 
 
 class ReplicaMetrics(Collector):
