@@ -302,6 +302,8 @@ class Runs:
         run.prompt_tokens = len(prompt)
         if run.prompt_tokens != run.request.prompt_tokens:
             self._report(Rendered(run_id=run.run_id, prompt_tokens=run.prompt_tokens))
+            if run.engine_id not in self._runs:
+                return  # the instance has ended it, e.g. because its time was over
         sampling = self._sampling(run.request, prompt)
         self._send_start(run)
         if answer.resume(self._text_of(run.request), max_tokens=sampling.max_tokens):
