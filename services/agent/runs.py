@@ -165,10 +165,10 @@ class Runs:
     async def _begin_with_adapter(self, run: Run) -> None:
         """
         Begin a run when its adapter is known. Gateways may have read a newer registry; the engine
-        refuses an adapter that remains unknown.
+        refuses an adapter that remains unknown. After the end of the run, its model may be gone.
         """
         await poll_until(
-            lambda: self._models.has_adapter(run.request.model),
+            lambda: run.engine_id not in self._runs or self._models.has_adapter(run.request.model),
             timeout_s=ADAPTER_WAIT_S,
             period_s=ADAPTER_PERIOD_S,
         )

@@ -12,7 +12,7 @@ from services.agent.runs import Runs
 from services.agent.servable import ServableModels
 from shared.contracts.base import RequestId, RunId
 from shared.contracts.qos import Slo
-from shared.contracts.requests import QueuedRequest
+from shared.contracts.requests import ModelRef, QueuedRequest
 from shared.models.registry import ModelRegistry
 from solver.instance.commands import Submit
 from solver.instance.events import Ended, Event, Rendered, RunEnd
@@ -107,3 +107,17 @@ async def test_run_that_is_ended_when_its_prompt_is_known_never_reaches_the_engi
         assert isinstance(rendered, Rendered)
         assert isinstance(ended, Ended)
         assert ended.how is RunEnd.ABORTED
+
+
+async def test_run_that_ends_while_it_waits_for_its_adapter_needs_its_model_no_more(
+    models: ServableModels,
+):
+    beginning = Beginning(models)
+    beginning.submit(a_request("r", model=ModelRef(name="sql", base=MODEL, adapter="sql")))
+    await asyncio.sleep(0)  # the run waits
+    beginning.runs.abort(RUN)
+    models.remove(MODEL)
+    await asyncio.gather(*beginning.tasks)
+
+    assert [type(event) for event in beginning.events] == [Ended]
+    assert beginning.engine.submitted == []
