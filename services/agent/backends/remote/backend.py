@@ -138,7 +138,7 @@ class RemoteEngine(AnsweringBackend):
         self._orders = description.is_vllm and await self._server.orders(model)
         if self._host is not None:
             await self._host.attach(self._entry, self._settings, model)
-        await self._measure()
+        self._has_metrics = await self._measure()
         first = self._settings.max_running if self._has_metrics else _FIRST_LIMIT
         if before is None:
             self._limit = ConcurrencyLimit(most=self._settings.max_running, first=first)
@@ -349,7 +349,7 @@ class RemoteEngine(AnsweringBackend):
                 missed = 0
                 continue
             try:
-                await (self._measure() if self._has_metrics else self._server.healthy())
+                await self._look()
                 missed = 0
             except EngineError as error:
                 missed += 1
@@ -357,25 +357,42 @@ class RemoteEngine(AnsweringBackend):
                     log.error("engine.died", reason=str(error))
                     self._die(str(error))
 
-    async def _measure(self) -> None:
+    async def _look(self) -> None:
+        """
+        Look at the server's metrics, or at its health if it has none or does not show them now.
+
+        Raises:
+            EngineError: The server does not answer.
+        """
+        if not (self._has_metrics and await self._measure()):
+            await self._server.healthy()
+
+    async def _measure(self) -> bool:
+        """
+        Take over the load in the server's metrics; return False if there are none.
+
+        Raises:
+            EngineError: The server does not answer.
+        """
         if self._settings.shared_address:
-            return  # each answer comes from another server
+            return False  # each answer comes from another server
         load = load_of(await self._server.text("/metrics"))
-        self._has_metrics = load is not None
-        if load is not None:
-            self._load = load
-            self._iterations.seen(
-                load,
-                time.monotonic(),
-                context_tokens=self._streams.mean_context_tokens,
-                prompt_tokens=self._streams.mean_prompt_tokens,
-            )
-            self._limit.queue_seen(
-                running=load.running,
-                waiting=load.waiting,
-                ours=len(self._runs),
-                ours_waiting=self._streams.num_waiting,
-            )
+        if load is None:
+            return False
+        self._load = load
+        self._iterations.seen(
+            load,
+            time.monotonic(),
+            context_tokens=self._streams.mean_context_tokens,
+            prompt_tokens=self._streams.mean_prompt_tokens,
+        )
+        self._limit.queue_seen(
+            running=load.running,
+            waiting=load.waiting,
+            ours=len(self._runs),
+            ours_waiting=self._streams.num_waiting,
+        )
+        return True
 
 
 def served_name(description: Description, settings: RemoteSettings, entry: ModelEntry) -> str:
