@@ -291,8 +291,8 @@ class RemoteEngine(AnsweringBackend):
         if (task := self._tasks.get(request_id)) is not None:
             task.cancel()  # closes the connection, which ends the run at the server
         if self._host is not None and request_id in self._hosted:
-            self._hosted.discard(request_id)
             self._host.abort(request_id)
+            self._forget_run(request_id)
 
     def _forget_run(self, request_id: RequestId) -> None:
         self._tasks.pop(request_id, None)
@@ -333,9 +333,9 @@ class RemoteEngine(AnsweringBackend):
         self._residency.clear()
         self._lose(message)
         if self._host is not None:
-            for name in self._hosted:
+            for name in tuple(self._hosted):
                 self._host.abort(name)
-            self._hosted.clear()
+                self._forget_run(name)
         for task in self._tasks.values():
             if task is not asyncio.current_task():
                 task.cancel()
