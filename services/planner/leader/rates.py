@@ -1,5 +1,6 @@
 """Service rates of instances, which the leader takes from the estimator's profiles."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from services.planner.state import LeaderState
@@ -86,8 +87,11 @@ def _rates(
 
 
 def batch_of(status: InstanceStatus, tokens: float) -> float:
-    """Number of requests of *tokens* tokens that a loaded instance computes concurrently."""
-    return batch_size(status.max_running, status.kv_capacity_tokens, tokens)
+    """
+    Number of requests of *tokens* tokens that a loaded instance computes concurrently; an unknown
+    KV capacity counts as unbounded.
+    """
+    return batch_size(status.max_running, status.kv_capacity_tokens or math.inf, tokens)
 
 
 def output_tokens(state: LeaderState, model: ModelName, allowed: float) -> Spread:

@@ -75,6 +75,13 @@ class TestGroups:
 
         assert [group.num_requests for group in cluster.snapshot().groups] == [16, 16, 8]
 
+    def test_running_slots_bound_the_batch_of_an_unknown_kv_capacity(self, cluster: Cluster):
+        """Servers of others report the capacity only in vLLM's metrics."""
+        cluster.instance("i", max_running=4, kv_capacity_tokens=0)
+        cluster.waiting(40, slo=BATCH)
+
+        assert [group.num_requests for group in cluster.snapshot().groups] == [16, 16, 8]
+
     def test_interactive_groups_are_served_in_a_quarter_of_their_time(self, cluster: Cluster):
         """
         At 500 tokens/s, 22 requests of 28 tokens fit into 1.25 s; 16 is the next lower power of 2.
