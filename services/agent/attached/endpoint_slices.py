@@ -26,6 +26,9 @@ LIST_TIMEOUT_S = 10.0
 WATCH_S = 300
 """Duration of one watch, after which the next one begins."""
 RETRY_S: Seconds = 1.0
+"""Pause before each watch but the first."""
+MOST_SLICE_BYTES = 2 * 2**20
+"""More than etcd stores in one object; an event of a watch is one line."""
 OK, GONE = 200, 410
 
 
@@ -233,11 +236,10 @@ class EndpointSlices:
                 await self._changes()
             except (EngineError, aiohttp.ClientError, TimeoutError, OSError) as error:
                 log.warning("endpoints.unknown", error=str(error) or type(error).__name__)
-                await asyncio.sleep(RETRY_S)
             except msgspec.DecodeError as error:
                 log.warning("endpoints.unreadable", error=str(error))
                 self._version = ""
-                await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(RETRY_S)
 
     async def _changes(self) -> None:
         """Follow the changes until the API ends the watch."""
@@ -281,7 +283,9 @@ class EndpointSlices:
             tls: Any = True
             if self._api.ca_file is not None:
                 tls = ssl.create_default_context(cafile=str(self._api.ca_file))
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls))
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=tls), read_bufsize=MOST_SLICE_BYTES
+            )
         path = f"/apis/discovery.k8s.io/v1/namespaces/{self._service.namespace}/endpointslices"
         async with self._session.get(
             self._api.url + path,

@@ -140,6 +140,24 @@ async def test_ready_endpoints_follow_the_watch(tmp_path: Path) -> None:
     assert set(cluster.authorizations) == {"Bearer abc"}
 
 
+async def test_slice_may_have_a_thousand_endpoints() -> None:
+    """The most that the controller of Kubernetes can be set to put into one slice."""
+    cluster = Cluster()
+    large = recorded(11)
+    endpoint = large["endpoints"][0]
+    large["endpoints"] = [
+        endpoint | {"addresses": [f"10.0.{number // 250}.{number % 250}"]} for number in range(1000)
+    ]
+    async with watching(cluster) as endpoints:
+        await endpoints.now()
+        cluster.events.put_nowait({"type": "MODIFIED", "object": large})
+
+        async def has_all() -> bool:
+            return len(await urls(endpoints)) == 1000
+
+        await eventually(has_all)
+
+
 async def test_watch_that_ends_begins_again_at_its_last_version() -> None:
     cluster = Cluster()
     async with watching(cluster) as endpoints:
