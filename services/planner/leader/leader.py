@@ -71,7 +71,7 @@ class Leader:
     _audited_at: UnixTime = -math.inf
 
     def __post_init__(self) -> None:
-        self.claims = InboxClaims(self.broker, self.queues)
+        self.claims = InboxClaims(self.broker, self.queues, self._keep)
         self.retirement = Retirement(self.broker, self.queues, self.settings.retire_idle_s)
         self.scaling = Scaling(options=self.settings.advice, layout=self.layout)
 
@@ -177,6 +177,10 @@ class Leader:
     def on_pulled(self, pulled: LanesPulled) -> None:
         """Handle an agent's recent pulls."""
         self.state.counts.pulled(pulled.source, pulled.pulled, self.clock.now())
+
+    async def _keep(self, queue: str) -> None:
+        """End the retirement of a queue that gets a request of a lost instance."""
+        await self.retirement.keep(queue, self.state.counts, self.clock.now())
 
     async def attend(self) -> None:
         """Extend the timeouts of peers by stalls of this process; must be called continuously."""

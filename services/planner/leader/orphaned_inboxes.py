@@ -3,6 +3,7 @@ Handling of lost instances' inboxes: their requests return to lanes, then the in
 """
 
 import math
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -28,6 +29,10 @@ With heartbeats of 10 s the broker closes a dead connection after about 30 s.
 _decode: Decoder[QueuedRequest] = Decoder(QueuedRequest)
 
 
+async def _no_op(_queue: str) -> None:
+    """Do nothing."""
+
+
 @dataclass(slots=True)
 class InboxClaims:
     """
@@ -37,10 +42,15 @@ class InboxClaims:
     unbound first, so that no more requests can be routed to it, and then drained. It is deleted
     after `GRACE_S`: by then the broker has closed the connection of a stalled owner and requeued
     its deliveries. An owner that is alive and holds requests keeps the inbox.
+
+    Args:
+        keep: Ends the retirement of a queue that gets a request: the leader of this process may
+            hold its lock, and would wait for itself.
     """
 
     broker: Broker
     queues: WorkQueues
+    keep: Callable[[str], Awaitable[None]] = _no_op
     _lost: dict[str, UnixTime] = field(default_factory=dict)
     """Lost instance -> time at which the instance was lost."""
     _deleted: FIFOCache[str, UnixTime] = field(default_factory=lambda: FIFOCache(1024))
@@ -116,6 +126,7 @@ class InboxClaims:
             return
         attempts = msgspec.structs.replace(request.attempts, hop=request.attempts.hop + 1)
         message = queued_message(msgspec.structs.replace(request, attempts=attempts), now)
+        await self.keep(resume)
         outcome = await self.queues.publish(resume, message)
         if outcome is not PublishOutcome.CONFIRMED:
             await delivery.settle(Settlement.REQUEUE)

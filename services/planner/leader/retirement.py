@@ -76,6 +76,11 @@ class Retirement:
         if now - self._began_at >= PATIENCE_S:
             await self._keep(set(self._retiring), counts, now)
 
+    async def keep(self, queue: str, counts: QueueCounts, now: UnixTime) -> None:
+        """End the retirement of *queue*, if it has begun: this process has a request for it."""
+        if queue in self._retiring:
+            await self._keep({queue}, counts, now)
+
     async def abandon(self) -> None:
         """
         Release the locks of the current retirement round; another leader may repeat the round.

@@ -1,5 +1,7 @@
 """The leader: its activation, its state, and its publications."""
 
+import asyncio
+
 import pytest
 from msgspec.structs import replace
 
@@ -10,6 +12,7 @@ from services.planner.leader.orphaned_inboxes import GRACE_S
 from services.planner.leader.policies import Planned
 from shared.broker import topology
 from shared.broker.protocol import OutMessage, PublishOutcome, QueueDepth, Settlement
+from shared.broker.queue_list import list_queue
 from shared.contracts.base import InstanceId, encode
 from shared.contracts.control import LaneNonempty
 from shared.contracts.estimates import Profile
@@ -190,6 +193,28 @@ async def test_new_leader_empties_the_inbox_of_an_instance_that_it_never_saw(clu
     await leader.plan()
     assert leader.claims.lost == ("i9",)
     assert await cluster.far.get(LaneKey.parse(request.lane).resume_name) is not None
+
+
+async def test_request_of_a_lost_instance_returns_to_a_queue_that_is_being_retired(
+    cluster: LeaderRig,
+):
+    """The leader holds the lock of the queue, for which its own publish waits."""
+    request, inbox = a_request(), inbox_name("i9")
+    resume = LaneKey.parse(request.lane).resume_name
+    await topology.declare_work_queue(cluster.far, resume)
+    await list_queue(cluster.far, resume)
+    leader = await settled(cluster, retire_idle_s=100.0)
+    await leader.plan()
+    cluster.clock.advance(100.0)
+    await cluster.hear(status())
+    await leader.plan()
+    assert leader.queues.released == (resume,)
+
+    await cluster.wait_in_lane(request, queue=inbox)
+    leader.claims.add("i9", cluster.clock.now())
+    await asyncio.wait_for(leader.plan(), 10)
+    assert leader.queues.released == ()
+    assert await cluster.far.ready(resume) == 1
 
 
 async def test_leader_deposed_while_counting_makes_no_plan(
