@@ -77,11 +77,12 @@ class InboxClaims:
 
     def restart_grace(self, now: UnixTime) -> None:
         """
-        Restart all grace periods.
+        Restart all grace periods, and forget which inboxes were deleted.
 
         Instances may have returned and left while another process was the leader.
         """
         self._lost = dict.fromkeys(self._lost, now)
+        self._deleted.clear()
 
     @property
     def lost(self) -> tuple[str, ...]:

@@ -110,6 +110,25 @@ async def test_absent_inbox_is_looked_for_once(broker: MemoryBroker):
     assert not claims.lost
 
 
+async def test_inbox_of_an_instance_that_returned_under_another_leader_is_emptied(
+    broker: MemoryBroker,
+):
+    """It has left again; the list of work queues names its new inbox."""
+    request, later = a_request("r"), NOW + GRACE_S + 1
+    claims = InboxClaims(broker, WorkQueues(broker, "leader"))
+    claims.add("dead", NOW)
+    await claims.work(NOW + GRACE_S)
+    assert await broker.depth(INBOX) is None
+
+    await topology.declare_work_queue(broker, INBOX)
+    await route(broker, request)
+    claims.restart_grace(later)
+    claims.listed("dead", later)
+    assert claims.lost == ("dead",)
+    await claims.work(later)
+    assert await broker.get(LaneKey.parse(request.lane).resume_name) is not None
+
+
 async def test_returned_instance_keeps_its_inbox(broker: MemoryBroker):
     claims = InboxClaims(broker, WorkQueues(broker, "leader"))
     claims.add("dead", NOW)
