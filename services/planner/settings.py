@@ -103,13 +103,13 @@ class GrouperSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     Maximum number of waiting requests whose ends this grouper watches. Other requests end when an
     instance pulls them, or when they are the first of their queue.
     """
-    expired_memory: Annotated[int, Meta(ge=0)] = 200_000
+    expired_memory: Annotated[int, Meta(ge=1)] = 200_000
     """
     Number of ended requests that are remembered, so that the dead letter of a request that has
     ended already causes no second reply.
     """
     routing: RoutingSettings = RoutingSettings()
-    duplicate_memory: Annotated[int, Meta(ge=0)] = 20_000
+    duplicate_memory: Annotated[int, Meta(ge=1)] = 20_000
     """Number of request ids that are remembered to drop duplicates."""
     report_period_s: Annotated[float, Meta(gt=0)] = 1.0
     limits: IngressLimits = IngressLimits()

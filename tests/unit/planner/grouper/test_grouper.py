@@ -401,3 +401,10 @@ async def test_a_released_queue_is_reported_until_its_retirement_ends(rig: Group
     released = [decode((await rig.far.take(reports)).body).released for _ in range(2)]
 
     assert released == [(LANE,), ()]
+
+
+@pytest.mark.parametrize("name", ["duplicate_memory", "expired_memory"])
+def test_memory_of_ids_has_room(name: str):
+    """Without room, each request is rejected after it was queued, and its end stops the process."""
+    with pytest.raises(msgspec.ValidationError, match=name):
+        msgspec.convert({name: 0}, GrouperSettings)

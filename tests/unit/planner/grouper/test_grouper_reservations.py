@@ -134,8 +134,10 @@ async def test_request_cancelled_while_publishing_is_not_counted(rig: GrouperRig
 
 async def test_failed_copy_keeps_the_reservation_of_the_first_copy(registry: ModelRegistry):
     """The grouper publishes the copy, because it has forgotten the id (after 20,000 others)."""
-    async with open_grouper(registry, GrouperSettings(duplicate_memory=0)) as rig:
+    async with open_grouper(registry, GrouperSettings(duplicate_memory=1)) as rig:
         await (await take(rig, "same"))
+        await (await take(rig, "other"))
+        rig.grouper.on_ended(end_of("other"))
         task = await take_into_outage(rig, "same")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
