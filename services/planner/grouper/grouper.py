@@ -387,8 +387,16 @@ class Grouper:
         """Send a failure to the store, if it may have to keep the final of the request."""
         if delivery.queue == topology.HELD:
             with suppress(ContractError):  # not a request: the store knows nothing of it
-                tenant = stored_for(_decode_queued(delivery.body))
-                await publish_final(self._broker, failed, reply_to=None, stored_for=tenant)
+                request = _decode_queued(delivery.body)
+                # Without a claim, it may repeat a request that a queue has.
+                has_claim = request.stored is not None and request.stored.claimed
+                await publish_final(
+                    self._broker,
+                    failed,
+                    reply_to=None,
+                    stored_for=stored_for(request),
+                    headers=None if has_claim else {REFUSAL_HEADER: "true"},
+                )
         elif (tenant := self._intake.stored_tenant(delivery)) is not None:
             await publish_final(
                 self._broker,

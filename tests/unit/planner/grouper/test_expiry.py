@@ -6,6 +6,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from services.planner.grouper.stored.replies import REFUSAL_HEADER
 from services.planner.grouper.watched_ends import GRACE_S
 from services.planner.settings import GrouperSettings
 from shared.broker import topology
@@ -14,7 +15,7 @@ from shared.broker.protocol import OutMessage, PublishOutcome, Settlement
 from shared.contracts.base import Decoder, RequestId, TenantId
 from shared.contracts.errors import BrokerConflictError, MeshError
 from shared.contracts.qos import OnLate, QosClass
-from shared.contracts.requests import QueuedRequest
+from shared.contracts.requests import QueuedRequest, StoredWork
 from shared.contracts.telemetry import ExpiredRequest, LanesObserved, RequestsExpired
 from shared.models.registry import ModelRegistry
 from tests.clocks import NOW
@@ -386,6 +387,20 @@ async def test_held_request_of_a_removed_model_is_refused(
 
     failed = await rig.failure()
     assert (failed.request_id, failed.error.code) == ("m1", "model_not_found")
+
+
+@pytest.mark.parametrize("claimed", [True, False])
+async def test_only_a_held_request_with_a_claim_ends_what_the_store_has(
+    rig: GrouperRig, *, claimed: bool
+):
+    """A repeat waits for the store; its model is removed, and the first request still runs."""
+    stored = StoredWork(digest="d", kept_s=60.0, claimed=claimed)
+    request = a_request("r", base="gone", arrived_at=NOW - 1.0, stored=stored)
+    await rig.far.publish(topology.LANES, topology.HELD, queued_bytes(request))
+    await rig.grouper.on_held(await rig.pull(topology.HELD))
+    reply = await rig.far.take(topology.STORED)
+
+    assert (reply.headers.get(REFUSAL_HEADER) is None) == claimed
 
 
 async def test_request_that_would_end_before_it_begins_is_refused(rig: GrouperRig):
