@@ -53,6 +53,8 @@ async def attached(
     """
     Models and agents for the servers that are to be attached.
 
+    Servers of one model are its instances.
+
     Args:
         texts: Values of `--attach`.
         known: The registry of the user, whose models the servers may serve.
@@ -62,14 +64,16 @@ async def attached(
     Raises:
         SettingsError: An address is wrong, or no server of a target without a known model answers.
     """
-    entries: list[ModelEntry] = []
+    entries: dict[ModelName, ModelEntry] = {}
     agents: list[AgentSpec] = []
     for number, text in enumerate(texts):
         target = target_of(text)
         settings = RemoteSettings(url=target.url, api_key=api_key)
         entry, model = await _entry_of(target, settings, known)
         if known is None or entry.name not in known.bases:
-            entries.append(entry)
+            # A request may go to any server of its model, so that it must fit into each.
+            earlier = entries.get(entry.name, entry)
+            entries[entry.name] = min(earlier, entry, key=lambda each: each.max_model_len)
         remote: dict[str, object] = {"url": target.url}
         if model is not None:
             remote["model"] = model
@@ -84,7 +88,7 @@ async def attached(
                 settings={"models": [entry.name], "engine": {"remote": remote}},
             )
         )
-    return entries, agents
+    return [*entries.values()], agents
 
 
 async def _entry_of(

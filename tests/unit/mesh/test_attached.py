@@ -61,3 +61,14 @@ async def test_server_that_does_not_answer_needs_a_name() -> None:
 
     assert [entry.name for entry in entries] == ["m"]
     assert agent.settings["engine"]["remote"]["model"] == "x"
+
+
+@pytest.mark.parametrize("order", [1, -1])
+async def test_servers_of_one_model_are_its_instances(order: int) -> None:
+    """The limit is that of the server that reports one; the other has a longer default."""
+    async with OpenAiServer(model="m").serving() as url:
+        targets = [url, "m=http://127.0.0.1:9"][::order]
+        (entry,), agents = await attached(targets, known=None, api_key=None)
+
+    assert (entry.name, entry.max_model_len) == ("m", 512)
+    assert [agent.settings["models"] for agent in agents] == [["m"], ["m"]]
