@@ -131,7 +131,8 @@ async def watch(broker: Broker, *, duration_s: float, live: bool) -> View:
         if not live:
             await asyncio.sleep(duration_s)
             return view
-        with Live(view.tables(), console=Console(stderr=True), auto_refresh=False) as screen:
+        console = Console(stderr=True, markup=False)
+        with Live(view.tables(), console=console, auto_refresh=False) as screen:
             while asyncio.get_running_loop().time() < until:
                 await asyncio.sleep(0.5)
                 screen.update(view.tables(), refresh=True)

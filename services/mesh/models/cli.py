@@ -127,7 +127,7 @@ def list_models(*, registry: Registry = None, json: JsonOption = False) -> int:
         adapters = ", ".join(entry.adapters)
         length = str(entry.max_model_len)
         table.add_row(entry.name, entry.task, entry.architecture, length, adapters, entry.path)
-    Console().print(table)
+    Console(markup=False).print(table)
     return EXIT_OK
 
 

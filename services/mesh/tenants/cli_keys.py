@@ -209,7 +209,7 @@ def list_keys(*, file: KeysFile = None, json: JsonOption = False) -> int:
             "" if key.expires_at is None else _date(key.expires_at),
             _state(key, now),
         )
-    Console().print(table)
+    Console(markup=False).print(table)
     return EXIT_OK
 
 

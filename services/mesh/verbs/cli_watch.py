@@ -39,7 +39,7 @@ async def top(
     if json:
         print_data(view.data(), as_json=True)
     elif once and view.instances:
-        Console().print(view.tables())
+        Console(markup=False).print(view.tables())
     if not view.instances:
         raise MeshError(
             f"no instance reports at {masked_url(amqp_url)}: is it the broker of the mesh "
@@ -82,5 +82,5 @@ async def queues(
     for entry in counts:
         meaning = meaning_of(entry.queue, layout)
         table.add_row(entry.queue, str(entry.ready), str(entry.consumers), meaning)
-    Console().print(table)
+    Console(markup=False).print(table)
     return EXIT_OK

@@ -86,3 +86,14 @@ def test_without_a_file_the_option_is_named(file: Path, capsys: pytest.CaptureFi
     assert main(["keys", "list"]) == EXIT_USAGE
     assert "--file" in capsys.readouterr().err
     assert not file.exists()
+
+
+def test_list_shows_a_name_with_brackets_as_it_is(file: Path, capsys: pytest.CaptureFixture[str]):
+    for tenant in ("[/a]", "[ops]"):
+        run("create", "--tenant", tenant, file=file)
+    capsys.readouterr()
+    assert run("list", file=file) == EXIT_OK
+    listed = capsys.readouterr().out
+
+    assert "[/a]" in listed
+    assert "[ops]" in listed
