@@ -112,10 +112,12 @@ async def submit(
         metadata: Metadata of the batch; may be repeated.
 
     Raises:
-        SettingsError: There is a file for results that nothing waits for.
+        SettingsError: There is a file for results that nothing waits for, or only one for errors.
     """
     if files.output is not None and not wait:
         raise SettingsError("--output needs --wait; or use `headway batch results` later")
+    if files.errors is not None and files.output is None:
+        raise SettingsError("--errors needs --output, for the results")
     # Before the upload, since the file would stay at the gateway if its endpoint is unknown.
     endpoint = endpoint or await asyncio.to_thread(endpoint_of, file)
     async with batch_client(gateway.url, gateway.key) as client:

@@ -17,7 +17,8 @@ from shared.runtime.clock import Clock
 
 LISTEN_S: Seconds = 1.5
 """Agents and groupers report each second."""
-ANSWER_S: Seconds = 1.5
+ANSWER_S: Seconds = 2.5
+"""The leader answers between two plans, each of which may take one to two seconds."""
 MOST_SKEW_S: Seconds = 1.0
 _decode: Decoder[InstanceStatus | LanesObserved] = Decoder(InstanceStatus | LanesObserved)
 _READERS = {

@@ -228,11 +228,13 @@ async def test_the_command_names_what_is_wrong(
     missing = await run(url, "submit", str(file))
     file.write_bytes(b"{}\n")
     without_url = await run(url, "submit", str(file))
+    without_output = await run(url, "submit", str(file), "--wait", "--errors", str(tmp_path / "e"))
     unknown = await run(url, "status", "batch_x")
     away = await run("http://127.0.0.1:9", "status", "batch_x")
     errors = capsys.readouterr().err.splitlines()
 
-    assert (missing, without_url, unknown, away) == (
+    assert (missing, without_url, without_output, unknown, away) == (
+        EXIT_USAGE,
         EXIT_USAGE,
         EXIT_USAGE,
         EXIT_FAILED,
@@ -240,6 +242,7 @@ async def test_the_command_names_what_is_wrong(
     )
     assert "cannot read" in errors[0]
     assert "--endpoint" in errors[1]
-    assert "batch_not_found" in errors[2]
-    assert "no answer from http://127.0.0.1:9" in errors[3]
+    assert "--errors needs --output" in errors[2]
+    assert "batch_not_found" in errors[3]
+    assert "no answer from http://127.0.0.1:9" in errors[4]
     assert [each.id async for each in client.files.list()] == []
