@@ -29,10 +29,6 @@ With heartbeats of 10 s the broker closes a dead connection after about 30 s.
 _decode: Decoder[QueuedRequest] = Decoder(QueuedRequest)
 
 
-async def _no_op(_queue: str) -> None:
-    """Do nothing."""
-
-
 @dataclass(slots=True)
 class InboxClaims:
     """
@@ -50,7 +46,7 @@ class InboxClaims:
 
     broker: Broker
     queues: WorkQueues
-    keep: Callable[[str], Awaitable[None]] = _no_op
+    keep: Callable[[str], Awaitable[None]]
     _lost: dict[str, UnixTime] = field(default_factory=dict)
     """Lost instance -> time at which the instance was lost."""
     _deleted: FIFOCache[str, UnixTime] = field(default_factory=lambda: FIFOCache(1024))

@@ -40,6 +40,14 @@ async def route(broker: MemoryBroker, request: QueuedRequest) -> PublishOutcome:
     return await broker.publish(topology.LANES, INBOX, message)
 
 
+def claims_of(broker: MemoryBroker) -> InboxClaims:
+    """Claims of a leader that retires no queue."""
+
+    async def keep(_queue: str) -> None: ...
+
+    return InboxClaims(broker, WorkQueues(broker, "leader"), keep)
+
+
 async def test_requests_return_to_their_lanes_and_no_more_are_routed(broker: MemoryBroker):
     request = a_request("r")
     await route(broker, request)
@@ -50,7 +58,7 @@ async def test_requests_return_to_their_lanes_and_no_more_are_routed(broker: Mem
             exchange=topology.CONTROL, queue=notices.name, routing_key=topology.CONTROL_LANE
         )
     )
-    claims = InboxClaims(broker, WorkQueues(broker, "leader"))
+    claims = claims_of(broker)
     claims.add("dead", NOW)
     await claims.work(NOW)
     notice = await broker.get(notices.name)
@@ -68,7 +76,7 @@ async def test_inbox_is_deleted_after_a_stalled_owner_lost_its_connection(
 ):
     request = a_request("r")
     await route(broker, request)
-    claims = InboxClaims(broker, WorkQueues(broker, "leader"))
+    claims = claims_of(broker)
     async with MemoryBroker(hub) as frozen:
         assert await frozen.get(INBOX) is not None
         claims.add("dead", NOW)
@@ -82,7 +90,7 @@ async def test_inbox_is_deleted_after_a_stalled_owner_lost_its_connection(
 
 async def test_undecodable_message_is_dead_lettered(broker: MemoryBroker):
     await broker.publish(topology.LANES, INBOX, OutMessage(body=b"?"))
-    claims = InboxClaims(broker, WorkQueues(broker, "leader"))
+    claims = claims_of(broker)
     claims.add("dead", NOW)
     await claims.work(NOW)
 
@@ -92,7 +100,7 @@ async def test_undecodable_message_is_dead_lettered(broker: MemoryBroker):
 
 
 async def test_report_from_before_the_deletion_is_ignored(broker: MemoryBroker):
-    claims = InboxClaims(broker, WorkQueues(broker, "leader"))
+    claims = claims_of(broker)
     claims.used("dead", NOW, NOW)
     assert claims.lost == ("dead",)
     await claims.work(NOW + GRACE_S)
@@ -103,7 +111,7 @@ async def test_report_from_before_the_deletion_is_ignored(broker: MemoryBroker):
 
 
 async def test_absent_inbox_is_looked_for_once(broker: MemoryBroker):
-    claims = InboxClaims(broker, WorkQueues(broker, "leader"))
+    claims = claims_of(broker)
     claims.used("unknown", NOW, NOW)
     await claims.work(NOW)
     claims.used("unknown", NOW, NOW + 1)
@@ -115,7 +123,7 @@ async def test_inbox_of_an_instance_that_returned_under_another_leader_is_emptie
 ):
     """It has left again; the list of work queues names its new inbox."""
     request, later = a_request("r"), NOW + GRACE_S + 1
-    claims = InboxClaims(broker, WorkQueues(broker, "leader"))
+    claims = claims_of(broker)
     claims.add("dead", NOW)
     await claims.work(NOW + GRACE_S)
     assert await broker.depth(INBOX) is None
@@ -130,7 +138,7 @@ async def test_inbox_of_an_instance_that_returned_under_another_leader_is_emptie
 
 
 async def test_returned_instance_keeps_its_inbox(broker: MemoryBroker):
-    claims = InboxClaims(broker, WorkQueues(broker, "leader"))
+    claims = claims_of(broker)
     claims.add("dead", NOW)
     claims.returned("dead")
     await claims.work(NOW + GRACE_S)
@@ -140,7 +148,7 @@ async def test_returned_instance_keeps_its_inbox(broker: MemoryBroker):
 async def test_inbox_is_kept_while_its_owner_holds_requests(broker: MemoryBroker, hub: MemoryHub):
     """The owner lives, and only its statuses do not arrive."""
     await route(broker, a_request("r"))
-    claims = InboxClaims(broker, WorkQueues(broker, "leader"))
+    claims = claims_of(broker)
     async with MemoryBroker(hub) as silent:
         held = await silent.get(INBOX)
         assert held is not None
