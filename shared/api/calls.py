@@ -94,10 +94,11 @@ def call_fields(body: bytes) -> dict[str, Raw]:
     The fields of a body.
 
     Raises:
-        ContractError: The body is not a JSON object, or has a field that would control the engine,
-            is too large or has the wrong type.
+        ContractError: The body is not a JSON object in UTF-8, or has a field that would control the
+            engine, is too large or has the wrong type.
     """
     try:
+        body.decode()  # values stay as they are, so that decoding fields does not check their text
         fields = msgspec.json.decode(body, type=dict[str, Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ContractError(

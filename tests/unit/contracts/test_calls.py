@@ -26,6 +26,13 @@ def test_an_object_and_null_pass(value: str):
     assert call_fields(body).keys() == {"model", "structured_outputs"}
 
 
+@pytest.mark.parametrize("value", [b'"\xff"', b'["\xe4"]', b'{"text": "\xc3"}'])
+def test_text_must_be_utf_8(value: bytes):
+    with pytest.raises(ContractError, match="utf-8") as caught:
+        call_fields(b'{"model": "m", "input": ' + value + b"}")
+    assert (caught.value.code, caught.value.status) == ("invalid_json", 400)
+
+
 def size_of(body: dict[str, Any]) -> CallSize:
     return call_size(ApiCall(endpoint=EMBEDDINGS, body=msgspec.Raw(json.dumps(body).encode())))
 

@@ -71,6 +71,14 @@ def test_a_custom_id_counts_once():
     assert states == [LineState.TO_DO, LineState.TO_DO, LineState.INVALID]
 
 
+def test_a_line_that_is_not_utf_8_is_invalid():
+    """The check of its fields would fail with another error, and the batch would never begin."""
+    broken = a_line("2").replace(b'"m"', b'"\xff"')
+    _, states = scanned(b"\n".join([a_line("1"), broken]))
+
+    assert states == [LineState.TO_DO, LineState.INVALID]
+
+
 def test_a_line_that_is_too_long_is_invalid_and_is_not_kept():
     long = a_line("long", body={"model": "x" * (MAX_BODY_BYTES + FRAME_BYTES)})
     found, states = scanned(b"\n".join([a_line("1"), long, a_line("2")]), 500, 70_000, 71_000)
