@@ -11,7 +11,7 @@ from services.gateway.pass_through import PassThrough
 from services.gateway.routes import TEXT_ENDPOINTS, build_app
 from services.gateway.state import Gateway
 from shared.contracts.base import ModelName
-from shared.contracts.errors import ContractError
+from shared.contracts.errors import MeshError
 from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry
 from shared.runtime.health import Health
@@ -86,6 +86,6 @@ class LightFront:
         try:
             name = msgspec.json.decode(body, type=_Named).model
             ref = registry.resolve(name if isinstance(name, str) else "")
-        except (ContractError, msgspec.DecodeError, UnicodeDecodeError):
-            return None
+        except (MeshError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None  # the application refuses it, in the form of its API
         return registry.entry(ref.base)

@@ -178,6 +178,26 @@ async def test_a_body_without_length_is_refused_once_it_is_too_large(gateway: Ga
 
 
 @pytest.mark.parametrize("gateway", ["bodies"], indirect=True)
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+async def test_a_model_that_is_not_ready_is_refused_for_now(gateway: Gateway, path: str):
+    gateway.registry.expected = frozenset({"new"})
+    client = Client(chat(model="new"))
+    await post(gateway, client, path, KEY)
+
+    assert (client.status, client.code) == (503, "model_not_ready")
+    assert gateway.tenants.num_open == 0
+
+
+@pytest.mark.parametrize("gateway", ["bodies"], indirect=True)
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+async def test_a_body_that_is_nested_too_deeply_is_refused(gateway: Gateway, path: str):
+    client = Client(b'{"model":' + b"[" * (LIMIT - 20))
+    await post(gateway, client, path, KEY)
+
+    assert (client.status, client.code) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize("gateway", ["bodies"], indirect=True)
 async def test_a_request_for_the_store_without_a_slot_is_refused_unread(gateway: Gateway):
     """It is not passed on as one that is not stored, although its fields are unknown."""
     client = Client(chat(store=True))
