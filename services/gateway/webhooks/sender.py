@@ -208,5 +208,5 @@ def _retry_after_s(text: str | None, now: UnixTime) -> Seconds | None:
         return float(text)
     try:
         return max(0.0, parsedate_to_datetime(text).timestamp() - now)
-    except ValueError:
+    except (ValueError, OverflowError):  # the second: a year or an offset that no date has
         return None

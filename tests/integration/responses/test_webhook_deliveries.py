@@ -119,6 +119,30 @@ async def test_a_failed_attempt_is_repeated_later_under_the_same_id(
     assert len({headers["webhook-id"] for headers, _ in receiver.received}) == 1
 
 
+@ONLY_SQLITE
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "soon",
+        "Fri, 31 Dec 99999999999 23:59:59 GMT",
+        "Fri, 31 Dec 2100 23:59:59 +99999999999999999999",
+    ],
+)
+async def test_a_time_that_is_none_does_not_change_when_an_attempt_is_repeated(
+    store: Store, clock: ManualClock, asked: str
+):
+    receiver = Receiver(statuses=[(503, {"Retry-After": asked})])
+    async with receiver.serving() as url, deliveries_of(store, settings_for(url)) as deliveries:
+        await enqueued(store, url)
+        counts = []
+        for passed_s in (0.0, 4.0, 1.0):
+            clock.now += passed_s
+            await rounds(deliveries)
+            counts.append(len(receiver.received))
+
+    assert counts == [1, 1, 2]
+
+
 async def test_a_delivery_is_given_up_after_three_days(store: Store, clock: ManualClock):
     receiver = Receiver(statuses=[(500, {})] * 1000)
     async with receiver.serving() as url, deliveries_of(store, settings_for(url)) as deliveries:
