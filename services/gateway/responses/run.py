@@ -45,7 +45,7 @@ FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 30.0
 LONGEST_S: Seconds = 24 * 3600.0
 """Time after which a response fails that the mesh has not taken."""
 MAX_BROKEN = 5
-"""Number of answers that may break off one after the other."""
+"""Number of answers that may break off; those that ended with an error are not among them."""
 BROKEN = ErrorInfo(message="the answer broke off", code="server_error", status=502)
 
 
@@ -117,12 +117,13 @@ class ResponseRun:
 
     async def run(self) -> None:
         """Run the response to its end, or until it is lost or the gateway stops."""
-        tools, failures = self._tools, 0
+        tools, failures, broken = self._tools, 0, 0
         try:
             while (again := await self._attempt()) is not None:
                 failures += 1
+                broken += again.error is BROKEN
                 age_s = tools.clock.now() - self.response.created_at
-                if age_s > LONGEST_S or (again.error is BROKEN and failures >= MAX_BROKEN):
+                if age_s > LONGEST_S or broken >= MAX_BROKEN:
                     await self._fail(again.error)
                     return
                 delay_s = min(again.after_s * 2.0 ** min(failures - 1, 10), LONGEST_RETRY_S)
