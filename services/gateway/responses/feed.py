@@ -142,8 +142,9 @@ class Feed:
                     if fresh:
                         position = fresh[-1].number
                         yield fresh
-                        if fresh[-1].type in ENDS:
-                            return
+                    # Also if the caller has asked for events after the end.
+                    if events[-1].type in ENDS:
+                        return
         finally:
             self._leave(response_id, reader)
 
