@@ -30,7 +30,7 @@ class Opening:
         self.application: Any = Starlette(
             routes=[
                 *health_app(health).routes,
-                Route("/{path:path}", _refuse, methods=["GET", "POST"]),
+                Route("/{path:path}", _refuse, methods=["GET", "POST", "DELETE"]),
             ]
         )
 

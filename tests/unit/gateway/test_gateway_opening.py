@@ -11,10 +11,15 @@ async def test_requests_are_refused_until_the_front_is_set():
     opening = Opening(health)
     transport = httpx.ASGITransport(app=opening)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-        refused = await client.post("/v1/chat/completions", json={})
-        assert refused.status_code == 503
-        assert refused.json()["error"]["code"] == "mesh_unavailable"
-        assert int(refused.headers["retry-after"]) > 0
+        for method, path in (
+            ("POST", "/v1/chat/completions"),
+            ("GET", "/v1/models"),
+            ("DELETE", "/v1/files/file-1"),
+        ):
+            refused = await client.request(method, path)
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "mesh_unavailable"
+            assert int(refused.headers["retry-after"]) > 0
         assert (await client.get("/health")).status_code == 200
         assert (await client.get("/ready")).json()["reasons"] == {"start": "starting"}
 
