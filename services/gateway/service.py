@@ -345,9 +345,9 @@ async def _keep(store: Store | None, settings: Settings, clock: Clock, stop: asy
             group.create_task(
                 every(WEBHOOKS_PERIOD_S, deliveries.round, stop=stop), name="webhooks"
             )
-        with contextlib.suppress(StoreUnavailableError):
-            await retention.release()
-            await deliveries.release()
+        for release in (deliveries.release, retention.release):
+            with contextlib.suppress(StoreUnavailableError):
+                await release()
 
 
 async def _run_batches(gateway: Gateway, front: OpenFront) -> None:

@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 
 from services.gateway.openapi import Document, answer, path_id, schemas_of
+from services.gateway.parameters import whole_number
 from services.gateway.state import Gateway
 from services.gateway.usage import named_tenant, time_of
 from shared.broker.stories import ask_stories
@@ -58,7 +59,9 @@ async def stories(
         tenant=tenant,
         only_late=_late(query.get("late", "false")),
         since=now - DEFAULT_SPAN_S if since is None else since,
-        limit=_limit(query.get("limit", str(DEFAULT_LIMIT))),
+        limit=whole_number(
+            "limit", query.get("limit", str(DEFAULT_LIMIT)), low=1, high=MAX_STORIES
+        ),
     )
     listed = StoryList(kept_since=found.heard_since, data=[view_of(each) for each in found.stories])
     return msgspec.json.encode(listed)
@@ -134,14 +137,6 @@ def _late(text: str) -> bool:
     if text not in _LATE:
         raise ContractError(f"late is {text[:40]!r}; it must be true or false", param="late")
     return _LATE[text]
-
-
-def _limit(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= MAX_STORIES):
-        raise ContractError(
-            f"limit is {text[:40]!r}; it must be a number from 1 to {MAX_STORIES}", param="limit"
-        )
-    return int(text)
 
 
 def story_paths() -> tuple[Document, Document]:
