@@ -36,9 +36,8 @@ ENGINE = {"engine": {"vllm": {"max_running": 24}}}
 async def test_killed_and_drained_engines_change_no_answer(
     vllm_broker: str, tmp_path: Path
 ) -> None:
-    spec = mesh_spec(
-        vllm_broker, tmp_path, engine="vllm", agents=2, agent_settings=ENGINE | {"drain_timeout_s": 0.2}
-    )
+    settings = ENGINE | {"drain_timeout_s": 0.2}
+    spec = mesh_spec(vllm_broker, tmp_path, engine="vllm", agents=2, agent_settings=settings)
     requests = [request(n, max_tokens=120) for n in range(NUM_REQUESTS)]
     async with ProcessMesh(spec) as mesh, producer_of(mesh) as producer:
         calm = await ask_all(producer, requests, timeout_s=PATIENCE_S)

@@ -70,7 +70,7 @@ def _num_cancellations() -> int:
     return 0 if task is None else task.cancelling()
 
 
-def _failure(what: str, error: BaseException) -> MeshError | None:
+def _failure(what: str, error: BaseException) -> MeshError | None:  # noqa: PLR0911 - one per kind
     """Headway's error for an error of the library; None for other errors and a cancelled task."""
     match error:
         case MeshError():

@@ -40,7 +40,8 @@ async def test_answers_errors_and_cancellations_are_those_of_the_mesh(
     assert found["streamed"] == found["tokens"]
     assert found["text"] == found["finalText"] != ""
     assert len(found["tokens"]) == 24
-    assert None not in found["runs"] and len(set(found["runs"])) == 1
+    assert None not in found["runs"]
+    assert len(set(found["runs"])) == 1
     assert {name: found[name] for name in found if isinstance(found[name], str)} == {
         "text": found["finalText"],
         "finalText": found["finalText"],

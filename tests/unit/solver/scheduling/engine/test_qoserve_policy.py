@@ -266,7 +266,8 @@ def test_a_request_may_be_aborted_while_it_is_offered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer_tokens", "order"), [(1, ["short answers", "other"]), (None, ["other", "short answers"])]
+    ("answer_tokens", "order"),
+    [(1, ["short answers", "other"]), (None, ["other", "short answers"])],
 )
 def test_whole_answers_are_learned_and_aborted_ones_are_not(
     answer_tokens: int | None, order: list[str]
