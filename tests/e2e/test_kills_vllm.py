@@ -12,6 +12,7 @@ from shared.contracts.base import ModelName
 from shared.contracts.requests import RequestCompleted
 from shared.models.registry import ModelRegistry, write_registry
 from shared.models.tiny import make_tiny_models
+from tests.brokers import eventually
 from tests.e2e.meshes import (
     LLAMA,
     ask_all,
@@ -41,13 +42,21 @@ async def test_killed_and_drained_engines_change_no_answer(
     requests = [request(n, max_tokens=120) for n in range(NUM_REQUESTS)]
     async with ProcessMesh(spec) as mesh, producer_of(mesh) as producer:
         calm = await ask_all(producer, requests, timeout_s=PATIENCE_S)
-        under_way = asyncio.Event()
+        num_parts = 0
+
+        def on_part() -> None:
+            nonlocal num_parts
+            num_parts += 1
+
+        async def more_parts() -> None:
+            enough = num_parts + NUM_REQUESTS
+            await eventually(lambda: num_parts >= enough, within_s=PATIENCE_S)
 
         async def havoc() -> None:
-            await under_way.wait()
+            await more_parts()
             # No engine is left, so the storm cannot end before the last one has drained.
             await kill(mesh, "agent-a0")
-            await asyncio.sleep(0.5)
+            await more_parts()  # of the other agent
             await mesh.processes["agent-a1"].stop()  # running requests are evicted with progress
             await asyncio.gather(*(mesh.processes[name].start() for name in AGENTS))
 
@@ -56,7 +65,7 @@ async def test_killed_and_drained_engines_change_no_answer(
             producer,
             requests,
             spacing_s=0.02,
-            on_sent=lambda n: under_way.set() if n > 20 else None,
+            on_part=on_part,
             timeout_s=PATIENCE_S,
         )
         await chaos
