@@ -56,7 +56,7 @@ async def test_killed_and_drained_engines_change_no_answer(
             await more_parts()
             # No engine is left, so the storm cannot end before the last one has drained.
             await kill(mesh, "agent-a0")
-            await more_parts()  # of the other agent
+            await more_parts()  # only the other agent sends them
             await mesh.processes["agent-a1"].stop()  # running requests are evicted with progress
             await asyncio.gather(*(mesh.processes[name].start() for name in AGENTS))
 
