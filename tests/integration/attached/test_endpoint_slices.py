@@ -141,10 +141,11 @@ async def test_ready_endpoints_follow_the_watch(tmp_path: Path) -> None:
 
 
 async def test_slice_may_have_a_thousand_endpoints() -> None:
-    """The most that the controller of Kubernetes can be set to put into one slice."""
+    """The most that the controller of Kubernetes can put into one slice, with the longest names."""
     cluster = Cluster()
-    large = recorded(11)
-    endpoint = large["endpoints"][0]
+    large, name = recorded(11), "n" * 253
+    endpoint = large["endpoints"][0] | {"nodeName": name}
+    endpoint["targetRef"] |= {"name": name}
     large["endpoints"] = [
         endpoint | {"addresses": [f"10.0.{number // 250}.{number % 250}"]} for number in range(1000)
     ]

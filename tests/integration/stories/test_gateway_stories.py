@@ -90,7 +90,8 @@ async def test_a_request_without_an_end_says_where_it_is(broker_rig: BrokerRig, 
     ("name", "value"),
     [
         *(("late", "yes"), ("since", "soon")),
-        *(("limit", text) for text in ("0", "x", "100000", "00000000100000", "9" * 5000)),
+        *(("limit", text) for text in ("0", "x", "100000", "00000000100000")),
+        ("limit", "000000001" + "0" * 5000),
     ],
 )
 async def test_an_invalid_parameter_is_refused_by_name(
