@@ -46,7 +46,7 @@ from ops.bench.doors_rounds import Asked, Round, measured
 from ops.bench.progress import say
 from ops.bench.result import Result
 from shared.contracts.base import Seconds
-from shared.contracts.errors import MeshError, SettingsError
+from shared.contracts.errors import EngineError, MeshError, SettingsError
 from shared.runtime.logging import configure_logging
 
 LOADS = (*SHARES, SATURATED, KILLED)
@@ -108,7 +108,7 @@ async def measure(chosen: Chosen, *, seed: int, quick: bool, broker: str | None)
 
     Raises:
         SettingsError: A name is unknown, or the broker is not available.
-        EngineError: A server or a door does not start.
+        EngineError: A real server does not start.
     """
     chosen.check()
     result = Result(name="doors", seed=seed, quick=quick)
@@ -159,12 +159,16 @@ async def _cell(
 async def _round(
     asked: Asked, door: Door, available: Brokers, running: Sequence[RunningServer] | None
 ) -> Round | None:
-    """One round, printed; None if the door is not installed."""
+    """One round, printed; None if the door is not installed, or does not start."""
     if not door.is_installed:
         return None
     if running is not None:
         await without_cached_prompts(running)
-    found = await measured(asked, door, available, running)
+    try:
+        found = await measured(asked, door, available, running)
+    except EngineError as error:
+        say(f"{asked.cell.name}, {asked.load}, {door.name}: {error}")
+        return None
     shares = ", ".join(f"{name} {each.in_time:.1%}" for name, each in found.classes.items())
     say(
         f"{asked.cell.name}, {asked.load}, {asked.rate_rps:.3g}/s, seed {asked.seed}, "

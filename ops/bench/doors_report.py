@@ -36,7 +36,7 @@ class Run:
     scale: float
     door: str
     round: Round | None
-    """None if the door is not installed."""
+    """None if the door is not installed, or did not start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ def _gap(runs: Runs) -> dict[str, float] | None:
 
 
 def _figures(rounds: Sequence[Round]) -> dict[str, Any] | None:
-    """Means over the seeds; None if the door is not installed."""
+    """Means over the seeds; None if there are none."""
     if not rounds:
         return None
     figures: dict[str, Any] = {}

@@ -251,6 +251,10 @@ class ServerScheduler:
         self._running = [run for run in self._running if not run.is_over]
 
     def _has_memory_for(self, run: ServerRun) -> bool:
-        """True if the prompt fits beside those that run; always if nothing runs."""
-        used = self._cache.num_used + len(self._running)
-        return not self._running or used + len(run.prompt) // BLOCK_TOKENS < self._limits.num_blocks
+        """
+        True if the prompt fits beside those that run, or nothing runs; shared blocks count for each
+        request.
+        """
+        tokens = [len(each.prompt) + each.generated for each in (*self._running, run)]
+        blocks = sum(1 + number // BLOCK_TOKENS for number in tokens)
+        return not self._running or blocks <= self._limits.num_blocks
