@@ -1,12 +1,10 @@
 """Four real `vllm serve` with a tiny model on this machine's CPU, for `ops.bench doors`."""
 
 import asyncio
-import os
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from unittest.mock import patch
 
 import aiohttp
 
@@ -48,10 +46,10 @@ async def real_servers(cell: Cell) -> AsyncIterator[list[RunningServer]]:
                     *("--dtype", "float32", "--max-model-len", str(entry.max_model_len)),
                     *("--scheduling-policy", "priority", "--max-num-seqs", str(cell.max_running)),
                 )
-                with patch.dict(os.environ, _WITH_RESET):
-                    server = await stack.enter_async_context(
-                        stock_server(arguments, root / f"serve-{number}.log")
-                    )
+                log = root / f"serve-{number}.log"
+                server = await stack.enter_async_context(
+                    stock_server(arguments, log, variables=_WITH_RESET)
+                )
                 servers.append(RunningServer(model=model, url=server.url))
             yield servers
 

@@ -4,10 +4,11 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx
 
@@ -50,7 +51,11 @@ class StockServer:
 
 @asynccontextmanager
 async def stock_server(
-    arguments: Sequence[str], log: Path, *, port: int | None = None
+    arguments: Sequence[str],
+    log: Path,
+    *,
+    port: int | None = None,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[StockServer]:
     """
     Context with a running `vllm serve`.
@@ -59,6 +64,7 @@ async def stock_server(
         arguments: Arguments after `vllm serve`, without host and port.
         log: File for the server's output.
         port: Port of the server; None: a free port.
+        variables: Environment variables beyond those of `environment`.
 
     Raises:
         EngineError: The server ended before it was ready; the message has the end of its log.
@@ -69,7 +75,7 @@ async def stock_server(
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", VLLM_LAUNCHER, "serve", "--host", "127.0.0.1"),
             *("--port", str(port), *arguments),
-            env=os.environ | environment(),
+            env=os.environ | environment() | variables,
             stdout=output,
             stderr=output,
             start_new_session=True,
