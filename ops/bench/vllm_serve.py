@@ -75,7 +75,7 @@ async def stock_server(
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", VLLM_LAUNCHER, "serve", "--host", "127.0.0.1"),
             *("--port", str(port), *arguments),
-            env=os.environ | environment() | variables,
+            env=os.environ | environment() | dict(variables),
             stdout=output,
             stderr=output,
             start_new_session=True,
