@@ -17,17 +17,20 @@ from shared.contracts.base import Seconds
 CHATS = "/v1/chat/completions"
 _TOKEN = b"zq"  # the begin of each of `ANSWER_WORDS`
 _CONTENT, _EMPTY = (b'"content":"', b'"content": "'), (b'"content":""', b'"content": ""')
-_DONE = b"data: [DONE]"
+_DONE, _ERROR = b"data: [DONE]", b'"error"'
+_ERROR_CHARACTERS = 200
 _HEADERS = {"content-type": "application/json"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
     """One request, and the times of its answer's tokens."""
 
     request_class: RequestClass
     prompt_tokens: int
     outcome: Outcome
+    error: str = "no answer in time"
+    """Why the answer is lost, if it is not finished."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,25 +100,32 @@ class Client:
         if not self.is_simulated:
             body |= {"ignore_eos": True, "temperature": 0}
         url = self.choice.begin(session.model)
-        outcome = Outcome(time.time())
-        self.answers.append(Answer(request_class, len(prompt.split()), outcome))
+        answer = Answer(request_class, len(prompt.split()), Outcome(time.time()))
+        self.answers.append(answer)
         try:
-            await self._streamed(url, msgspec.json.encode(body), session, outcome)
-        except (aiohttp.ClientError, OSError, TimeoutError):
-            outcome.finished = False
+            await self._streamed(url, msgspec.json.encode(body), session, answer)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            answer.error = type(error).__name__
         finally:
             self.choice.end(url)
 
-    async def _streamed(self, url: str, body: bytes, session: Session, outcome: Outcome) -> None:
+    async def _streamed(self, url: str, body: bytes, session: Session, answer: Answer) -> None:
         headers = _HEADERS | self.door.headers(session)
         async with self.http.post(url + CHATS, data=body, headers=headers) as response:
             if response.status != 200:
+                text = (await response.text())[:_ERROR_CHARACTERS]
+                answer.error = f"status {response.status}: {text}"
                 return
+            answer.error = "the stream ended early"
+            has_error = False
             async for line in response.content:
-                if line.startswith(_DONE):
-                    outcome.finished = True
+                if _ERROR in line:
+                    answer.error = line.decode(errors="replace")[:_ERROR_CHARACTERS]
+                    has_error = True
+                elif line.startswith(_DONE):
+                    answer.outcome.finished = not has_error
                 elif number := self._tokens_in(line):
-                    outcome.add(number, time.time())
+                    answer.outcome.add(number, time.time())
 
     def _tokens_in(self, line: bytes) -> int:
         if self.is_simulated:

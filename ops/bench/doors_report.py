@@ -1,6 +1,7 @@
 """Figures and acceptance lines of `ops.bench doors`, from its rounds."""
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -257,6 +258,7 @@ def _figures(rounds: Sequence[Round]) -> dict[str, Any] | None:
     return figures | {
         "missed % of each seed": [round(100 * each.missed, 1) for each in rounds],
         "lost": sum(each.lost for each in rounds),
+        "errors": dict(sum((Counter(each.errors) for each in rounds), Counter())),
         "last batch s": _mean([each.last_batch_s for each in rounds], 1),
         "cached %": _mean([100 * each.cached for each in rounds], 1),
         "answer tokens/s": _mean([each.answer_tokens_per_s for each in rounds], 1),

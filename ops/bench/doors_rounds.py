@@ -3,6 +3,7 @@
 import asyncio
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -87,6 +88,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     first_p50_s: Seconds | None
     """Median time to the first token of these."""
     lost: int
+    errors: dict[str, int]
+    """Why answers are lost -> number of these."""
     all_done_s: Seconds
     """Time from the begin of the load until the last answer was complete."""
     last_batch_s: Seconds | None
@@ -212,6 +215,7 @@ def round_of(
         missed=_share(targeted, missed=True),
         first_p50_s=_quantile(_first_s(targeted), 0.5),
         lost=len(answers) - len(whole),
+        errors=Counter(each.error for each in answers if not each.outcome.finished),
         all_done_s=all_done_s,
         last_batch_s=_last_s([e for e in whole if e.request_class.name == BATCH], begun_at),
         cached=(after.cached_tokens - before.cached_tokens) / max(1, begun),

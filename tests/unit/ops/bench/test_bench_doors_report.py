@@ -22,6 +22,7 @@ ROUND = Round(
     missed=0.0,
     first_p50_s=0.1,
     lost=0,
+    errors={},
     all_done_s=50.0,
     last_batch_s=50.0,
     cached=0.0,
@@ -93,7 +94,7 @@ def test_a_round_counts_late_and_lost_answers_as_missed():
     assert found.missed == 0.75
     assert found.classes["chat"].in_time == 0.25
     assert found.classes["batch"].in_time == 1.0
-    assert found.lost == 1
+    assert (found.lost, found.errors) == (1, {"no answer in time": 1})
     assert (found.last_batch_s, found.all_done_s) == (70.0, 70.0)
     assert found.cached == pytest.approx(0.4)
     assert found.twice_prompt == pytest.approx(0.25)
