@@ -39,17 +39,20 @@ from ops.bench.doors_cells import (
 )
 from ops.bench.doors_fronts import DOORS, Door, install_command
 from ops.bench.doors_processes import Brokers, RunningServer, brokers
-from ops.bench.doors_rates import KeptRates
+from ops.bench.doors_rates import KEPT, KeptRates
 from ops.bench.doors_real import real_servers, without_cached_prompts
 from ops.bench.doors_report import Run, Runs, report
 from ops.bench.doors_rounds import Asked, Round, measured
 from ops.bench.progress import say
 from ops.bench.result import Result
+from services.agent.backends.vllm.front.process import vllm_unavailable_reason
 from shared.contracts.base import Seconds
 from shared.contracts.errors import EngineError, MeshError, SettingsError
 from shared.runtime.logging import configure_logging
 
 LOADS = (*SHARES, SATURATED, KILLED)
+ROUNDS = KEPT.with_name("rounds.jsonl")
+"""File with every round that was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +121,10 @@ async def measure(chosen: Chosen, *, seed: int, quick: bool, broker: str | None)
     every: list[Run] = []
     with brokers(broker) as available:
         for name in chosen.cells:
+            reason = vllm_unavailable_reason() if CELLS[name].kind == REAL else None
+            if reason is not None:
+                say(f"{name} is left out: {reason}")
+                continue
             async with _running(CELLS[name]) as running:
                 every += [each async for each in _cell(CELLS[name], chosen, available, running)]
     report(result, Runs(every))
@@ -145,7 +152,7 @@ async def _cell(
                 if door.needs_sessions and not cell.has_sessions:
                     continue
                 found = await _round(asked, door, available, running)
-                yield Run(
+                measured_run = Run(
                     cell=cell.name,
                     load=load,
                     rate_rps=rate_rps,
@@ -154,6 +161,15 @@ async def _cell(
                     door=door.name,
                     round=found,
                 )
+                _keep(measured_run)
+                yield measured_run
+
+
+def _keep(run: Run) -> None:
+    """Append a round to `ROUNDS`, so that a run that is ended early leaves its figures."""
+    ROUNDS.parent.mkdir(parents=True, exist_ok=True)
+    with ROUNDS.open("ab") as file:
+        file.write(msgspec.json.encode(run) + b"\n")
 
 
 async def _round(

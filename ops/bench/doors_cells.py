@@ -103,4 +103,4 @@ CELLS: Mapping[str, Cell] = {
 }
 QUICK_CELL, QUICK_LOAD = "chat-batch-8", "10%"
 QUICK_DOORS = ("round robin", SEARCHED, "headway")
-QUICK_SECONDS, SECONDS = 10.0, 60.0
+QUICK_SECONDS, SECONDS = 8.0, 60.0

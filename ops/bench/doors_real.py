@@ -11,9 +11,7 @@ import aiohttp
 from ops.bench.doors_cells import Cell
 from ops.bench.doors_processes import RunningServer
 from ops.bench.vllm_serve import stock_server
-from services.agent.backends.vllm.front.process import vllm_unavailable_reason
 from shared.contracts.base import ModelName
-from shared.contracts.errors import SettingsError
 from shared.models.registry import ModelRegistry
 from shared.models.tiny import TINY_MODELS, make_tiny_models
 
@@ -25,15 +23,7 @@ _WITH_RESET = {"VLLM_SERVER_DEV_MODE": "1"}
 
 @asynccontextmanager
 async def real_servers(cell: Cell) -> AsyncIterator[list[RunningServer]]:
-    """
-    Context with running `vllm serve`, which start one after another.
-
-    Raises:
-        SettingsError: vLLM cannot run here.
-    """
-    reason = vllm_unavailable_reason()
-    if reason is not None:
-        raise SettingsError(reason)
+    """Context with running `vllm serve`, which start one after another."""
     with tempfile.TemporaryDirectory(prefix="headway-doors-") as directory:
         root = Path(directory)
         models = make_tiny_models(root / "models", models={MODEL: TINY_MODELS[MODEL]})
