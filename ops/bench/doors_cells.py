@@ -48,7 +48,7 @@ class Cell:
     """Prompts are shortened to this share of their words."""
 
 
-_CHAT_8 = {"2%": 4.5, "10%": 5.7, "30%": 7.5, "50%": 9.0}
+_CHAT_8 = {"2%": 6.2, "10%": 7.5, "30%": 9.5, "50%": 11.0}
 CELLS: Mapping[str, Cell] = {
     cell.name: cell
     for cell in (
@@ -56,7 +56,7 @@ CELLS: Mapping[str, Cell] = {
             name="chat-batch-4",
             make=chat_and_batch,
             max_running=4,
-            rates={"2%": 2.4, "10%": 3.2, "30%": 4.4, "50%": 5.5},
+            rates={"2%": 3.6, "10%": 4.4, "30%": 5.8, "50%": 7.0},
             compares_misses=True,
         ),
         Cell(name="chat-batch-8", make=chat_and_batch, rates=_CHAT_8, compares_misses=True),
@@ -64,7 +64,7 @@ CELLS: Mapping[str, Cell] = {
             name="chat-batch-64",
             make=chat_and_batch,
             max_running=64,
-            rates={"2%": 9.0, "10%": 12.0, "30%": 15.0, "50%": 17.0},
+            rates={"2%": 11.0, "10%": 13.5, "30%": 17.0, "50%": 20.0},
             compares_misses=True,
         ),
         Cell(name="plain-8", make=chat_and_batch, kind=PLAIN, rates=_CHAT_8),
@@ -77,14 +77,14 @@ CELLS: Mapping[str, Cell] = {
         Cell(
             name="tiers-8",
             make=tiers,
-            rates={"2%": 7.0, "10%": 8.5, "30%": 10.5, "50%": 12.0},
+            rates={"2%": 8.5, "10%": 10.0, "30%": 12.5, "50%": 15.0},
             compares_misses=True,
         ),
         Cell(
             name="two-models-8",
             make=TWO_MODELS,
             models=("m", "m", "n", "n"),
-            rates={"2%": 4.0, "10%": 5.2, "30%": 7.0, "50%": 8.5},
+            rates={"2%": 5.5, "10%": 6.8, "30%": 8.8, "50%": 10.5},
             compares_misses=True,
         ),
         Cell(
