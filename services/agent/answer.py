@@ -131,11 +131,6 @@ class AnswerStream:
         return (len(self.token_ids),)
 
     @property
-    def begun(self) -> bool:
-        """True once this run has generated a token."""
-        return len(self.token_ids) > len(self.request.progress.token_ids)
-
-    @property
     def details(self) -> tuple[StepDetails, ...]:
         """Details of the answer's tokens; steps after the end of the answer are left out."""
         kept, num_tokens = [], 0

@@ -61,11 +61,6 @@ class CallAnswer:
         return sum(each.num_tokens for each in self.children)
 
     @property
-    def begun(self) -> bool:
-        """True once this run has generated a token."""
-        return self.num_tokens > self.request.progress.num_tokens
-
-    @property
     def offsets(self) -> tuple[int, ...]:
         """Number of tokens of each answer so far."""
         return tuple(each.num_tokens for each in self.children)

@@ -82,7 +82,8 @@ class Outbox:
         while not stop.is_set():
             if self._pending:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), max(0.0, due - loop.time()))
+                    async with asyncio.timeout_at(due):
+                        await self._wake.wait()
             else:
                 await self._wake.wait()
                 due = loop.time() + self._period_s

@@ -82,6 +82,10 @@ class Run:
     """Time of the prefill, if this run has the first token and the engine reports the time."""
     is_submitted: bool = False
     """True once the engine has the run, and reports its end."""
+    has_begun: bool = False
+    """True once this run has generated a token."""
+    has_first: bool = False
+    """True once the answer has its first token, which earlier runs may have generated."""
 
 
 class Runs:
@@ -136,6 +140,7 @@ class Runs:
             room_tokens=command.room_tokens,
             engine_id=RequestId(f"{request.request_id}/{command.run_id}"),
             stream_to=request.reply_to if request.reply_mode is ReplyMode.STREAM else None,
+            has_first=answer.first_token_at is not None,
         )
         self._runs[run.engine_id] = self._by_id[run.run_id] = run
         self._last[command.number] = run
@@ -231,12 +236,13 @@ class Runs:
     def _push(self, run: Run, output: EngineOutput) -> None:
         """Append an output to the answer, and report what it changes."""
         answer = run.answer
-        is_first, begins = answer.first_token_at is None, not answer.begun
+        begins = not run.has_begun
         chunk = answer.push(output, run.run_id, self._clock.now())
         if isinstance(answer, CallAnswer):
             self._count_prompts(run, answer)
         if chunk is not None:
             if begins:
+                run.has_begun = True
                 self._report(Begun(run_id=run.run_id))
             if run.stream_to is not None:
                 self._outbox.add_tokens(run.stream_to, chunk)
@@ -244,7 +250,8 @@ class Runs:
                 # waits for them.
                 if begins and answer.finish_reason is None:
                     self._outbox.hurry(run.stream_to)
-        if is_first and answer.first_token_at is not None:
+        if not run.has_first and answer.first_token_at is not None:
+            run.has_first = True
             run.prefill_s = output.prefill_s
             self._prefilled(_prefill_of(run))
         if answer.finish_reason is not None:

@@ -107,12 +107,14 @@ class _Answer:
             ContractError: The request failed after its first token.
         """
         async for part in self._generation:
-            await self._pass(part.details)
+            self._num_steps += len(part.details)
+            await self._pass([b"".join(_events(part.details))])
         final = await self._generation.final()
         if isinstance(final, RequestCompleted):
             self._call.finals.append(final)
-            # The end of the answer, and events whose messages were lost.
-            await self._pass(final.details[self._num_steps :])
+            # The end of the answer, and events whose messages were lost. One by one, since the
+            # mesh's results are added to one of them.
+            await self._pass(_events(final.details[self._num_steps :]))
             await self._body(b"", more=False)
         elif self._started:
             error = final.error
@@ -130,13 +132,12 @@ class _Answer:
         await self._start(error.status, JSON)
         await self._body(bytes(error.response or b""), more=False)
 
-    async def _pass(self, steps: tuple[StepDetails, ...]) -> None:
-        self._num_steps += len(steps)
+    async def _pass(self, parts: list[bytes]) -> None:
+        """Send parts of the stream."""
         if not self._started:
             await self._start(200, *EVENTS)
-        events = (event for step in steps for part in step.parts for event in part.split(b"\n\n"))
-        for event in filter(None, events):
-            await self._body(event + b"\n\n", more=True)
+        for part in filter(None, parts):
+            await self._body(part, more=True)
 
     async def _start(self, status: int, *headers: tuple[bytes, bytes]) -> None:
         self._started = True
@@ -144,3 +145,9 @@ class _Answer:
 
     async def _body(self, body: bytes, *, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+def _events(steps: tuple[StepDetails, ...]) -> list[bytes]:
+    """The server-sent events of *steps*, each with its end."""
+    events = (event for step in steps for part in step.parts for event in part.split(b"\n\n"))
+    return [event + b"\n\n" for event in events if event]

@@ -13,7 +13,8 @@ log = EventLogger(__name__)
 async def pause(stop: asyncio.Event, duration_s: float) -> bool:
     """Sleep until *duration_s* has passed or *stop* is set; return whether *stop* is set."""
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(stop.wait(), duration_s)
+        async with asyncio.timeout(duration_s):
+            await stop.wait()
     return stop.is_set()
 
 

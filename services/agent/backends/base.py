@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from services.agent.backends.totals import CheckpointTotals, SchedulingTotals
 from shared.contracts.base import ModelName, RequestId, Seconds, TenantId, UnixTime
 from shared.contracts.errors import MeshError
@@ -107,8 +109,7 @@ class EngineRequest:
     """The same, for a run that has no token then."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOutput:
+class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
     """
     New tokens of a run, in order. The last output of a run has `finish_reason`.
 
@@ -145,8 +146,7 @@ class EngineOutput:
         return self.response is not None or (self.finish_reason is not None and self.child is None)
 
 
-@dataclass(frozen=True, slots=True)
-class NewOutput:
+class NewOutput(msgspec.Struct, frozen=True):
     """New tokens of a run; the run has ended if the output is its last."""
 
     request_id: RequestId

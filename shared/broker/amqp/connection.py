@@ -17,6 +17,7 @@ from aiormq.exceptions import (
 )
 
 from shared.broker.amqp.errors import amqp_errors
+from shared.broker.amqp.transport import GatheringTransport
 from shared.broker.arguments import exchange_arguments, queue_arguments
 from shared.broker.protocol import ExchangeSpec, QueueSpec
 from shared.contracts.errors import BrokerUnavailableError, SettingsError
@@ -57,6 +58,7 @@ class AmqpConnection:
         self.timeout_s = timeout_s
         self._reconnect_s = reconnect_s
         self._robust: RobustConnection | None = None
+        self._transport = GatheringTransport()
         self._idle: list[Channel] = []
         self._connected = False
         self._closing = False
@@ -90,6 +92,7 @@ class AmqpConnection:
             # The text of the error may have the password.
             raise SettingsError(UNREADABLE_URL) from None
         robust = RobustConnection(url, reconnect_interval=self._reconnect_s)
+        robust.kwargs["transport_factory"] = self._transport  # passed to each aiormq connection
         try:
             with amqp_errors(f"connect {self._name}"):
                 async with asyncio.timeout(self.timeout_s):
@@ -162,6 +165,15 @@ class AmqpConnection:
             if self._last_number not in connection.channels:
                 return self._last_number
         raise BrokerUnavailableError(f"{self._name} has {highest} channels open")
+
+    async def drain(self) -> None:
+        """
+        Wait until the socket accepts bytes, for at most `timeout_s`.
+
+        Raises:
+            OSError: The connection is lost, or takes too long.
+        """
+        await self._transport.drain(self.timeout_s)
 
     @asynccontextmanager
     async def calling(self, what: str) -> AsyncIterator[Channel]:

@@ -5,7 +5,14 @@ from collections.abc import AsyncIterator, Collection, Mapping
 import msgspec
 
 from services.agent.backends.base import EngineCall, EngineOutput
-from services.agent.backends.remote.deltas import DONE, Delta, Lengths, read, refusal
+from services.agent.backends.remote.deltas import (
+    DONE,
+    NO_LENGTHS,
+    Delta,
+    Lengths,
+    read,
+    refusal,
+)
 from services.agent.backends.remote.responses import response_of
 from services.agent.backends.remote.server import OK, Server
 from shared.api.sse import EventSplitter, data_of
@@ -71,7 +78,7 @@ class BodyRun:
         self._held: list[bytes] = []
         """Events without tokens, which are sent with the next tokens."""
         self._finish: FinishReason | None = None
-        self._lengths = Lengths()
+        self._lengths = NO_LENGTHS
         self._usage = b""
         """Event with token counts that is not sent to the client."""
 
@@ -152,7 +159,7 @@ class BodyRun:
     def _note(self, delta: Delta) -> None:
         self._finish = delta.finish_reason or self._finish
         known, new = self._lengths, delta.lengths
-        if new is not known:
+        if new is not NO_LENGTHS:
             self._lengths = Lengths(
                 new.prompt or known.prompt,
                 new.completion or known.completion,

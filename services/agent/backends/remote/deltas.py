@@ -1,7 +1,6 @@
 """What the events of a server's stream and its responses mean for an answer."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -21,8 +20,7 @@ _REASONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Lengths:
+class Lengths(Struct, frozen=True):
     """Numbers of tokens that a server has reported; 0: not reported."""
 
     prompt: int = 0
@@ -32,8 +30,10 @@ class Lengths:
     """Number of tokens of the prompt whose KV was cached."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
+NO_LENGTHS = Lengths()
+
+
+class Delta(Struct, frozen=True, kw_only=True):
     """One event of a stream, or a whole response."""
 
     text: str = ""
@@ -42,7 +42,7 @@ class Delta:
     token_ids: tuple[int, ...] = ()
     """Ids of the tokens, if the server reports them."""
     finish_reason: FinishReason | None = None
-    lengths: Lengths = Lengths()
+    lengths: Lengths = NO_LENGTHS
     only_usage: bool = False
     """True for an event without any part of the answer."""
 
@@ -142,14 +142,13 @@ def _of_chunk(data: bytes) -> Delta:
         has_tokens = choice.text is not None or part.has_tokens
         num_tokens += len(choice.token_ids or ()) or int(has_tokens)
         reason = choice.finish_reason or reason
-    usage = chunk.usage or _NO_USAGE
     return Delta(
         text="".join(texts),
         num_tokens=num_tokens,
         token_ids=tuple(ids),
         finish_reason=_reason(reason),
         only_usage=not chunk.choices,
-        lengths=usage.lengths,
+        lengths=NO_LENGTHS if chunk.usage is None else chunk.usage.lengths,
     )
 
 

@@ -1,8 +1,9 @@
 """One server: its address, and what it says about itself."""
 
+import asyncio
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,6 +12,7 @@ import aiohttp
 import msgspec
 
 from services.agent.backends.settings import RemoteSettings
+from shared.contracts.base import Seconds
 from shared.contracts.errors import EngineError, SettingsError
 
 OK = 200
@@ -21,6 +23,8 @@ PROBE_TIMEOUT_S = 2.0
 """Time limit of a question about the server's state."""
 LOST = (aiohttp.ClientError, TimeoutError, OSError)
 """Errors of a connection to a server."""
+_SILENT_LOOKS = 4
+"""Number of looks without a new byte after which a server is silent."""
 _KEEP_ALIVE_S = 2.0
 """
 Time after which an idle connection is closed: earlier than servers close it (uvicorn after 5 s), so
@@ -148,7 +152,8 @@ class Server:
             timeout=limit,
             server_hostname=self._hostname,
         ) as response:
-            yield response
+            with _silence_limited(response, self._settings.silence_timeout_s):
+                yield response
 
     async def close(self) -> None:
         """Close all connections."""
@@ -233,6 +238,39 @@ class Server:
                 auto_decompress=True,
             )
         return self._session
+
+
+@contextmanager
+def _silence_limited(response: aiohttp.ClientResponse, limit_s: Seconds) -> Iterator[None]:
+    """
+    Context in which reading a response fails once its server has sent nothing for *limit_s*, at
+    most a quarter later.
+
+    aiohttp's own limit makes a timer for each packet, which costs more than reading the packet.
+    """
+    connection, content = response.connection, response.content
+    if connection is None or connection.protocol is None:  # the response is here as a whole
+        yield
+        return
+    connection.protocol.read_timeout = None
+    loop = asyncio.get_running_loop()
+    seen, num_quiet = content.total_bytes, 0
+    timer: asyncio.TimerHandle
+
+    def look() -> None:
+        nonlocal seen, num_quiet, timer
+        num_quiet = num_quiet + 1 if content.total_bytes == seen else 0
+        seen = content.total_bytes
+        if num_quiet >= _SILENT_LOOKS:
+            content.set_exception(aiohttp.SocketTimeoutError(f"silent for {limit_s:g} s"))
+        else:
+            timer = loop.call_later(limit_s / _SILENT_LOOKS, look)
+
+    timer = loop.call_later(limit_s / _SILENT_LOOKS, look)
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _ssl(settings: RemoteSettings) -> ssl.SSLContext | bool:
