@@ -14,8 +14,6 @@ from shared.contracts.stored import RunsStarted, StoredStart
 
 _Chunks: TypeAlias = dict[tuple[str, int], TokenChunk]
 """Run and index of the answer -> the answer's new tokens."""
-STARTS_PERIOD_S: Seconds = 0.25
-"""Time for which starts of runs are gathered for the store."""
 
 
 class Outbox:
@@ -50,7 +48,7 @@ class Outbox:
         self._starts.append(start)
 
     async def send_stored_starts(self) -> None:
-        """Send the gathered starts to the store; called every `STARTS_PERIOD_S`."""
+        """Send the starts that were gathered to the store."""
         if not self._starts:
             return
         starts, self._starts = self._starts, []

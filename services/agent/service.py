@@ -15,7 +15,7 @@ from services.agent.backends.policies import check_added
 from services.agent.backends.registry import REMOTE, MakeEngine, check_backend, create_backend
 from services.agent.control import HANDLERS, Context
 from services.agent.metrics import AgentMetrics
-from services.agent.outbox import STARTS_PERIOD_S, Outbox
+from services.agent.outbox import Outbox
 from services.agent.recording import Begin, Recording
 from services.agent.servable import ServableModels, servable_entries
 from services.agent.settings import Settings
@@ -26,7 +26,7 @@ from shared.broker import topology
 from shared.broker.consumer import Dispatcher
 from shared.broker.declaring import declare_topology
 from shared.broker.protocol import BindingSpec, Broker
-from shared.broker.stories import PERIOD_S as STORIES_PERIOD_S
+from shared.broker.stories import PERIOD_S as GATHER_PERIOD_S
 from shared.broker.stories import StoryOutbox
 from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import InstanceId, ModelName
@@ -220,25 +220,18 @@ class Agent:
             for name, work in {
                 "watch": self._watch(stopped),
                 "outbox": self._outbox.work(stopped),
-                "stored starts": every(
-                    STARTS_PERIOD_S, self._outbox.send_stored_starts, stop=stopped
-                ),
+                "gathered": every(GATHER_PERIOD_S, self._send_gathered, stop=stopped),
                 "report": every(settings.status_period_s, self._report, stop=stopped),
                 "inbox": every(INBOX_PERIOD_S, self._declare_inbox, stop=stopped),
                 "follow-registry": self._watch_registry.follow(stop),
             }.items():
                 tasks.create_task(work, name=name)
-            if (stories := self._stories) is not None:
-                tasks.create_task(
-                    every(STORIES_PERIOD_S, stories.send, stop=stopped), name="stories"
-                )
             await stop.wait()
             log.info("service.draining", instance_id=self._instance_id)
             shell.put(Draining(drain_s=settings.drain_timeout_s))
             await shell.drained.wait()
             await self._report()
-            if stories is not None:
-                await stories.send()
+            await self._send_gathered()
             stopped.set()
             self._outbox.stop()
             for task in endless:
@@ -279,6 +272,12 @@ class Agent:
             if missed_s or is_new:
                 with contextlib.suppress(MeshError):
                     await self._declare_inbox()
+
+    async def _send_gathered(self) -> None:
+        """Send what is gathered for the store and for the records of finished requests."""
+        await self._outbox.send_stored_starts()
+        if self._stories is not None:
+            await self._stories.send()
 
     async def _report(self) -> None:
         self._shell.look()

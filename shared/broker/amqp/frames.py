@@ -90,15 +90,15 @@ def _present(message: OutMessage) -> Iterator[tuple[int, bytes]]:
     if message.headers:
         yield _HEADERS, encode.field_table(dict(message.headers))
     yield _DELIVERY_MODE, _PERSISTENT if message.persistent else _TRANSIENT
-    if message.correlation_id is not None:
+    if message.correlation_id:
         yield _CORRELATION_ID, _short(message.correlation_id)
-    if message.reply_to is not None:
+    if message.reply_to:
         yield _REPLY_TO, _short(message.reply_to)
     if (expiration := milliseconds(message.expiration_s)) is not None:
         yield _EXPIRATION, _short(expiration)
-    if message.message_id is not None:
+    if message.message_id:
         yield _MESSAGE_ID, _short(message.message_id)
     if message.kind:
         yield _TYPE, _short(message.kind)
-    if message.user_id is not None:
+    if message.user_id:
         yield _USER_ID, _short(message.user_id)

@@ -143,6 +143,22 @@ async def test_events_of_a_stream_pass_as_they_came() -> None:
     assert response["choices"][0]["message"]["content"] == "".join(texts)
 
 
+async def test_a_silent_server_ends_the_run_and_a_slow_one_does_not() -> None:
+    server = OpenAiServer(token_s=0.1)
+
+    async def until_silent(engine: RemoteEngine) -> None:
+        async for output in generate(engine, body_request(max_tokens=8)):
+            if output.token_ids:
+                server.hold()
+
+    async with attached(server, silence_timeout_s=0.4) as engine:
+        slow = await outputs_of(engine, body_request(max_tokens=8))
+        with pytest.raises(NotActiveError, match="silent"):
+            await until_silent(engine)
+
+    assert len(tokens_in(slow)) == 8
+
+
 async def test_token_counts_that_only_the_mesh_wants_do_not_reach_the_client() -> None:
     async with attached(OpenAiServer()) as engine:
         unasked = await outputs_of(engine, body_request())
