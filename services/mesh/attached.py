@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.agent.attached.endpoints import endpoints_of
+from services.agent.attached.endpoints import endpoints_of, is_fixed
 from services.agent.backends.remote.server import Description, ServedModel, Server
 from services.agent.backends.settings import RemoteSettings
 from services.mesh.spec import AgentSpec
@@ -53,7 +53,8 @@ async def attached(
     """
     Models and agents for the servers that are to be attached.
 
-    Servers of one model are its instances.
+    Servers of one model are its instances. Those with a fixed address share an agent, which costs
+    less than a process for each.
 
     Args:
         texts: Values of `--attach`.
@@ -66,6 +67,8 @@ async def attached(
     """
     entries: dict[ModelName, ModelEntry] = {}
     agents: list[AgentSpec] = []
+    remotes: dict[tuple[ModelName, str | None, int | None], dict[str, object]] = {}
+    """Model, its name at the server, and number of a target with its own agent -> its settings."""
     for number, text in enumerate(texts):
         target = target_of(text)
         settings = RemoteSettings(url=target.url, api_key=api_key)
@@ -74,6 +77,10 @@ async def attached(
             # A request may go to any server of its model, so that it must fit into each.
             earlier = entries.get(entry.name, entry)
             entries[entry.name] = min(earlier, entry, key=lambda each: each.max_model_len)
+        of_agent = (entry.name, model, None if is_fixed(target.url) else number)
+        if of_agent in remotes:
+            remotes[of_agent]["url"] = f"{remotes[of_agent]['url']} {target.url}"
+            continue
         remote: dict[str, object] = {"url": target.url}
         if model is not None:
             remote["model"] = model
@@ -81,6 +88,7 @@ async def attached(
             remote["api_key"] = api_key
         if payloads is not None:
             remote["payloads"] = payloads
+        remotes[of_agent] = remote
         agents.append(
             AgentSpec(
                 instance_id=f"attached-{number}",

@@ -58,9 +58,29 @@ def endpoints_of(settings: RemoteSettings) -> Endpoints:
             settings, url=url.removeprefix(ROUTER), shared_address=True
         )
         split_url(router.url)
-        return FixedEndpoint(router)
-    parts = split_url(url)
-    return FixedEndpoint(settings) if _is_fixed(parts) else NamedEndpoints(parts, settings)
+        return FixedEndpoints((router,))
+    urls = url.split() or [url]
+    if all(is_fixed(each) for each in urls):
+        each_url = (msgspec.structs.replace(settings, url=each) for each in urls)
+        return FixedEndpoints(tuple(each_url))
+    return NamedEndpoints(split_url(url), settings)
+
+
+def is_fixed(url: str) -> bool:
+    """
+    True if *url* is one server: its host is an IP address, or this machine.
+
+    Raises:
+        SettingsError: It is not the address of a server.
+    """
+    if url.startswith((FILE, ROUTER, f"{SCHEME}://")):
+        return False
+    host = split_url(url).hostname or ""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return True
 
 
 def split_url(url: str) -> SplitResult:
@@ -94,13 +114,13 @@ def name_of(settings: RemoteSettings) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class FixedEndpoint:
-    """One server, which does not change."""
+class FixedEndpoints:
+    """Servers that do not change."""
 
-    settings: RemoteSettings
+    servers: tuple[RemoteSettings, ...]
 
     async def now(self) -> tuple[RemoteSettings, ...]:
-        return (self.settings,)
+        return self.servers
 
     async def close(self) -> None:
         """Nothing is open."""
@@ -157,12 +177,3 @@ class EndpointFile:
 
     async def close(self) -> None:
         """Nothing is open."""
-
-
-def _is_fixed(parts: SplitResult) -> bool:
-    """True if the host is an address, or this machine."""
-    try:
-        ipaddress.ip_address(parts.hostname or "")
-    except ValueError:
-        return parts.hostname == "localhost"
-    return True

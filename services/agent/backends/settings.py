@@ -164,7 +164,8 @@ class RemoteSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     url: str = ""
     """
-    Address of the server, e.g. `http://models.example:8000`.
+    Address of the server, e.g. `http://models.example:8000`; or fixed addresses of several servers,
+    with spaces between them.
 
     A name with several addresses, and `file:PATH`, a file with one address per line, stand for
     several servers, each of which becomes an instance; they may change while the agent runs. So

@@ -1,5 +1,7 @@
 """Servers that `headway up --attach` names."""
 
+from pathlib import Path
+
 import pytest
 
 from services.mesh.attached import Target, attached, target_of
@@ -68,7 +70,18 @@ async def test_servers_of_one_model_are_its_instances(order: int) -> None:
     """The limit is that of the server that reports one; the other has a longer default."""
     async with OpenAiServer(model="m").serving() as url:
         targets = [url, "m=http://127.0.0.1:9"][::order]
-        (entry,), agents = await attached(targets, known=None, api_key=None)
+        (entry,), (agent,) = await attached(targets, known=None, api_key=None)
 
     assert (entry.name, entry.max_model_len) == ("m", 512)
-    assert [agent.settings["models"] for agent in agents] == [["m"], ["m"]]
+    assert agent.settings["models"] == ["m"]
+    urls = agent.settings["engine"]["remote"]["url"].split()
+    assert urls == [url, "http://127.0.0.1:9"][::order]
+
+
+async def test_targets_of_other_kinds_have_their_own_agents(tmp_path: Path) -> None:
+    fixed, file = "m=http://127.0.0.1:9", f"m=file:{tmp_path / 'servers'}"
+    (tmp_path / "servers").write_text("http://127.0.0.1:8\n")
+    targets = [fixed, file, f"{fixed}#x", fixed]
+    _, agents = await attached(targets, known=None, api_key=None)
+
+    assert [agent.instance_id for agent in agents] == ["attached-0", "attached-1", "attached-2"]

@@ -20,6 +20,16 @@ async def test_an_address_is_one_server(url: str) -> None:
     assert await addresses(url) == [url]
 
 
+async def test_several_addresses_are_servers_with_spaces_between_them() -> None:
+    assert await addresses("http://127.0.0.1:1 http://10.0.0.7") == [
+        "http://127.0.0.1:1",
+        "http://10.0.0.7",
+    ]
+    for url in ("", "http://127.0.0.1:1 http://name:2"):
+        with pytest.raises(SettingsError):
+            endpoints_of(RemoteSettings(url=url))
+
+
 async def test_each_address_of_a_name_is_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     def resolve(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
         assert (host, port) == ("models.example", 8000)
