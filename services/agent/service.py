@@ -10,6 +10,7 @@ from pathlib import Path
 import structlog
 
 from services.agent.attached.replicas import serve_replicas
+from services.agent.attached.shared_turns import SharedTurns
 from services.agent.backends.base import EngineBackend
 from services.agent.backends.policies import check_added
 from services.agent.backends.registry import REMOTE, MakeEngine, check_backend, create_backend
@@ -87,11 +88,15 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
     from services.agent.attached.engines import attached_engines  # noqa: PLC0415
 
     async with attached_engines(ports.settings) as make_engine:
-        await serve_replicas(ports, stop, partial(serve_instance, make_engine=make_engine))
+        serve_one = partial(serve_instance, make_engine=make_engine, turns=SharedTurns())
+        await serve_replicas(ports, stop, serve_one)
 
 
 async def serve_instance(
-    ports: Ports[Settings], stop: asyncio.Event, make_engine: MakeEngine = create_backend
+    ports: Ports[Settings],
+    stop: asyncio.Event,
+    make_engine: MakeEngine = create_backend,
+    turns: SharedTurns | None = None,
 ) -> None:
     """
     Serve one instance until *stop*, then drain.
@@ -103,6 +108,7 @@ async def serve_instance(
         ports: Settings, clock and health of the instance.
         stop: Ends the instance.
         make_engine: Creates its engine.
+        turns: Turns of the instances of this process to pull; None: this one is alone.
     """
     settings = ports.settings
     registry = ModelRegistry.load(Path(settings.registry))
@@ -117,7 +123,10 @@ async def serve_instance(
             ports.open_broker(f"headway-agent-{settings.instance_id}")
         )
         await declare_topology(broker)
-        await Agent(ports, broker, engine, models, registry).run(stop, stack)
+        agent = Agent(ports, broker, engine, models, registry, turns=turns)
+        if turns is not None:
+            stack.enter_context(turns.joined(agent.instance))
+        await agent.run(stop, stack)
     log.info("service.stopped", instance_id=settings.instance_id)
 
 
@@ -131,6 +140,7 @@ class Agent:
         engine: The engine, which was started.
         models: Models that the engine knows.
         registry: The registry, as loaded from its file.
+        turns: As in `serve_instance`.
     """
 
     def __init__(
@@ -140,6 +150,8 @@ class Agent:
         engine: EngineBackend,
         models: ServableModels,
         registry: ModelRegistry,
+        *,
+        turns: SharedTurns | None = None,
     ) -> None:
         settings, clock = ports.settings, ports.clock
         self._ports, self._broker, self._engine = ports, broker, engine
@@ -180,6 +192,7 @@ class Agent:
                 stories=self._stories,
             ),
             clock=clock,
+            turns=turns,
             recording=self._recording,
         )
 
@@ -349,7 +362,6 @@ def instance_settings(settings: Settings, engine: EngineBackend) -> InstanceSett
         layout=settings.layout,
         bounds=pull.bounds,
         best_effort_running_share=pull.best_effort_running_share,
-        max_prefill_s=pull.max_prefill_s,
         poll_s=pull.poll_s,
         pulls=pull.workers,
         evict_hold_s=pull.evict_hold_s,

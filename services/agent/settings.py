@@ -28,12 +28,6 @@ class PullSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Share of the engine's running slots that best-effort and relegated work may fill while regular
     requests run; without regular requests, it may fill all slots.
     """
-    max_prefill_s: Annotated[float, Meta(gt=0)] = 0.3
-    """
-    Maximum predicted prefill, in seconds, of the requests without a first token at an engine that
-    does not order prefills by deadlines, which are servers of others; one request is allowed in any
-    case. Requests beyond the limit wait in the agent, which orders them.
-    """
     poll_s: Annotated[float, Meta(gt=0)] = 1.0
     """
     Time until an empty queue is polled again if no notice arrives; it doubles with each poll, up to

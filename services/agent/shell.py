@@ -7,6 +7,7 @@ from typing import Any
 
 import structlog
 
+from services.agent.attached.shared_turns import SharedTurns
 from services.agent.backends.base import EngineBackend, EngineEvent, SchedulingParameters
 from services.agent.deliveries import Deliveries
 from services.agent.departures import Departures
@@ -64,6 +65,7 @@ class Shell:
         outbox: Sends tokens.
         reporter: Publishes views of the instance.
         request_log: Logs and reports what happens to requests.
+        turns: Turns of the instances of this process to pull; None: this one is alone.
         recording: Stores every event.
     """
 
@@ -79,9 +81,11 @@ class Shell:
         reporter: Reporter,
         request_log: RequestLog,
         clock: Clock,
+        turns: SharedTurns | None = None,
         recording: Recording | None = None,
     ) -> None:
         self._instance = instance
+        self._turns = turns
         self._engine = engine
         self._models = models
         self._broker = broker
@@ -250,11 +254,16 @@ class Shell:
         self.put(ev.Lost(connection=self._deliveries.lose()))
 
     async def _get(self, command: do.Get) -> None:
-        ended = await self._deliveries.pull(command.queue)
+        ended = await self._pulled(command.queue)
         self.put(ended)
         if isinstance(ended, ev.Delivered):
             self._log_pull(ended)
             await self._reporter.report_pulls()
+
+    async def _pulled(self, queue: str) -> ev.Delivered | ev.PullEnded:
+        if self._turns is None or queue == self._instance.inbox:
+            return await self._deliveries.pull(queue)
+        return await self._turns.pull(self._instance, queue, self._deliveries.pull)
 
     def _log_pull(self, delivered: ev.Delivered) -> None:
         """Report that this instance holds the request of a delivery, unless it held it before."""
@@ -452,6 +461,9 @@ def view_of(backend: EngineBackend, pace_s: Seconds) -> ev.EngineView:
         model=engine.model,
         waiting=engine.waiting,
         max_running=engine.max_running,
+        spare_running=engine.spare_running,
+        most_run=engine.most_run,
+        longest_gap_s=engine.longest_gap_s,
         kv_capacity_tokens=engine.kv_capacity_tokens,
         models=engine.models,
         warm_capacity_bytes=engine.warm_capacity_bytes,

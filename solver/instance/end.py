@@ -22,6 +22,7 @@ from solver.instance.commands import (
     Return,
 )
 from solver.instance.events import Begun, Departed, Ended, Outgrown, Rendered, RunEnd, Stranded
+from solver.instance.load import is_crowded
 from solver.instance.request import Ending, Held, Lease, Phase
 from solver.instance.state import InstanceState
 from solver.scheduling.engine.entry import Rank
@@ -78,8 +79,8 @@ def on_begun(instance: InstanceState, event: Begun, now: UnixTime) -> Iterator[C
     """The request no longer delays others: there is room for one more."""
     held = instance.requests.of_run(event.run_id)
     if held is not None:
-        if instance.is_crowded:
-            instance.crowded_at = now
+        if is_crowded(instance, now):
+            instance.urgent.crowded_at = now
         if held.run is not None and held.rank is Rank.REGULAR:
             measured_s = now - held.run.submitted_at
             instance.room.prefill_pace.add(predicted_s=held.run.prefill_s, measured_s=measured_s)
@@ -119,6 +120,7 @@ def on_ended(instance: InstanceState, event: Ended, now: UnixTime) -> Iterator[C
     instance.work.serve()
     match event.how:
         case RunEnd.FINISHED:
+            instance.urgent.ended(now - held.run.submitted_at)
             yield from _complete(instance, held, event)
         case RunEnd.REFUSED | RunEnd.BROKEN:
             error = event.error or _UNKNOWN

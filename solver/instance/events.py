@@ -170,6 +170,10 @@ class EngineView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     waiting: int = 0
     """Number of runs that wait inside the engine."""
     max_running: int = 1
+    spare_running: int = 0
+    """Runs beyond `max_running` by which an engine is tried; only of work that can wait."""
+    most_run: int | None = None
+    """Most runs that the engine was seen to compute at once; None if it computes `max_running`."""
     kv_capacity_tokens: int = 0
     """0 if the engine has not reported it."""
     models: tuple[ModelState, ...] = ()
@@ -178,6 +182,8 @@ class EngineView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     host_kv_capacity_bytes: int = 0
     restored_bytes_per_s: float = 0.0
     """Measured rate of KV transfers from host memory; 0 before the first transfer."""
+    longest_gap_s: Seconds = float("inf")
+    """Longest recent time between two tokens of an answer; infinite if unknown."""
     pace_s: Seconds = float("inf")
     """Mean duration of recent iterations; infinite if unknown."""
 

@@ -164,8 +164,8 @@ def _on_loaded(instance: InstanceState, event: Loaded, now: UnixTime) -> Iterato
         before.kv_capacity_tokens,
     ):
         instance.work.admit = instance.work.pull = True
-    # Answers have grown since the last look, so that a prefill may delay them more.
-    instance.work.admit |= instance.orders_prefills
+    if instance.orders_prefills:
+        instance.work.serve()  # work that could wait may be urgent now
     admit.hand_back_late(instance, now)
     yield from ()
 

@@ -1,6 +1,9 @@
 """How loaded an instance is, and how much longer its requests take therefore."""
 
+import math
+
 from shared.contracts.base import Seconds, UnixTime
+from solver.instance.admission.urgent import DEFAULT_TARGET_S
 from solver.instance.request import Held
 from solver.instance.state import InstanceState
 from solver.prediction.latency.latency_model import predict_s
@@ -14,14 +17,39 @@ from solver.scheduling.pull_room import Held as HeldWork
 from solver.scheduling.pull_room import PullBounds, is_loaded
 from solver.scheduling.relegation import BUSY_TOKENS, busy_token_s, is_infeasible
 
-CROWDED_S: Seconds = 1.0
-"""Time for which an instance is considered loaded after its engine had much to prefill."""
+_CROWDED_S: Seconds = 1.0
+"""Time for which an instance counts as loaded after its server had much to prefill."""
+_CROWDED_SHARE, _STALLING_SHARE = 0.8, 0.2
+"""
+Most prefill at a server as a share of the usual target for first tokens; the second where its
+iterations with prefills take longer than the usual target for the next token.
+"""
 
 
 def work(instance: InstanceState) -> tuple[HeldWork, PullBounds]:
     """Pulled work that has not begun, and the present bounds of pulled work."""
     held = instance.room.held(instance.engine, instance.num_pulls)
     return held, instance.room.bounds_now(instance.engine)
+
+
+def num_free(instance: InstanceState) -> int:
+    """Slots that neither runs nor pulled requests will take."""
+    room = instance.room
+    return instance.engine.max_running - room.num_running - room.num_window - instance.num_pulls
+
+
+def is_crowded(instance: InstanceState, now: UnixTime) -> bool:
+    """
+    True if a server that does not order prefills has as much as it should have at once: what is
+    there is computed first, and what is not there may still begin elsewhere, or in another order.
+    """
+    prefilling_s, urgent = instance.room.prefilling_s, instance.urgent
+    if not prefilling_s or not instance.orders_prefills:
+        return False
+    target_s = urgent.target_s(now)
+    stalls = urgent.pace_s < instance.engine.longest_gap_s < math.inf
+    share = _STALLING_SHARE if stalls else _CROWDED_SHARE
+    return prefilling_s > share * (DEFAULT_TARGET_S if math.isinf(target_s) else target_s)
 
 
 def unimportant_delay_s(instance: InstanceState, now: UnixTime) -> Seconds:
@@ -66,9 +94,7 @@ def prefill_pace(instance: InstanceState) -> float:
 def _is_loaded(instance: InstanceState, now: UnixTime) -> bool:
     """True if prefills wait all the time, here or in the queues."""
     held, bounds = work(instance)
-    if is_loaded(held, bounds):
-        return True
-    return instance.orders_prefills and now - instance.crowded_at < CROWDED_S
+    return is_loaded(held, bounds) or now - instance.urgent.crowded_at < _CROWDED_S
 
 
 def _busy_decode_s(instance: InstanceState, held: Held) -> Seconds:

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from shared.contracts.base import InstanceId, UnixTime
 from shared.contracts.lanes import LaneKey, LaneLayout, inbox_name, model_of
 from shared.contracts.qos import Importance
 from solver.instance import end
-from solver.instance.admission.prefill_order import leaves_to_others
+from solver.instance.admission.server_order import has_patient_room, patience_s
 from solver.instance.commands import Command, Get
 from solver.instance.events import (
     Delivered,
@@ -17,7 +18,7 @@ from solver.instance.events import (
     Retired,
     Retiring,
 )
-from solver.instance.load import is_late, unimportant_delay_s, work
+from solver.instance.load import is_crowded, is_late, num_free, unimportant_delay_s, work
 from solver.instance.renewal import renew
 from solver.instance.request import Held
 from solver.instance.state import InstanceState
@@ -30,6 +31,7 @@ from solver.scheduling.pulling import Source, SourceKind, deference_s
 
 BROKER_RETRY_S = 0.5
 """Time without pulls after the broker could not be reached."""
+_LEAST_TARGET_S = 1.0
 RETIREMENT_S = 15.0
 """Maximum duration of a leader's attempt to delete a queue."""
 
@@ -59,15 +61,37 @@ def next_source(instance: InstanceState, now: UnixTime) -> Source | None:
     if not instance.may_pull:
         # The inbox holds requests that only this instance reads: they return to their lanes.
         return instance.order.inbox(now)
-    held, bounds = work(instance)
-    if not has_room(held, bounds):
+    room = _room(instance, now)
+    if room is None:
         return _copies(instance, now)
     return instance.order.next(
         now,
-        best_effort_room=has_best_effort_room(held, bounds),
-        regular_room=not leaves_to_others(instance),
+        best_effort_room=room.yielding,
+        regular_room=room.regular,
+        patience_s=patience_s(instance),
         unimportant_delay_s=unimportant_delay_s(instance, now),
     )
+
+
+class _Room(NamedTuple):
+    """Which requests may be pulled, beside those of the inbox."""
+
+    regular: bool
+    yielding: bool
+    """True if those may be that yield to urgent work."""
+
+
+def _room(instance: InstanceState, now: UnixTime) -> _Room | None:
+    """Room for one more request; None if there is none at all."""
+    held, bounds = work(instance)
+    if not has_room(held, bounds):
+        return None
+    if not instance.orders_prefills:
+        return _Room(regular=True, yielding=has_best_effort_room(held, bounds))
+    # An interactive request that has to wait here could begin elsewhere, as could the next one.
+    waits = instance.requests.has_interactive_waiting or is_crowded(instance, now)
+    regular = num_free(instance) > 0 and not waits
+    return _Room(regular=regular, yielding=has_patient_room(instance, now))
 
 
 def _copies(instance: InstanceState, now: UnixTime) -> Source | None:
@@ -92,13 +116,14 @@ def next_at(instance: InstanceState, now: UnixTime) -> UnixTime:
         return _copies_at(instance)
     if not instance.may_pull:
         return max(instance.pull_at, instance.order.inbox_at())
-    held, bounds = work(instance)
-    if not has_room(held, bounds):
+    room = _room(instance, now)
+    if room is None:
         return _copies_at(instance)
     wake_at = instance.order.wake_at(
         now,
-        best_effort_room=has_best_effort_room(held, bounds),
-        regular_room=not leaves_to_others(instance),
+        best_effort_room=room.yielding,
+        regular_room=room.regular,
+        patience_s=patience_s(instance),
     )
     return max(instance.pull_at, wake_at)
 
@@ -161,9 +186,15 @@ def on_noticed(instance: InstanceState, event: Noticed, now: UnixTime) -> Iterat
     known = event.queue in instance.noticed
     instance.noticed[event.queue] = now
     room = instance.room
-    after_s = deference_s(room.prefill_s(), room.taken(instance.engine))
+    # A server often has prefills, and the best server of its agent has the first turn.
+    held_s = 0.0 if instance.orders_prefills else room.prefill_s()
+    after_s = deference_s(held_s, room.taken(instance.engine))
     if instance.order.nonempty(event.queue, now, after_s=after_s):
         instance.work.pull = True
+        target_s = instance.order.time_left_s(event.queue)
+        if target_s is not None and target_s < patience_s(instance):
+            # Also where other instances serve all urgent work.
+            instance.urgent.noticed(max(target_s, _LEAST_TARGET_S), now)
     elif instance.model is None or (not known and model_of(event.queue) == instance.model):
         instance.work.follow = True
     yield from ()

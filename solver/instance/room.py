@@ -6,6 +6,7 @@ from statistics import NormalDist
 
 from shared.contracts.base import Seconds
 from shared.contracts.estimates import Profile
+from shared.contracts.qos import QosClass
 from solver.instance.events import EngineView
 from solver.instance.request import Held as HeldRequest
 from solver.instance.request import Phase
@@ -42,6 +43,7 @@ class _Share:
 
     amounts: _Amounts
     rank: Rank
+    is_interactive: bool
     ahead: bool = False
     waiting: bool = False
     running: bool = False
@@ -115,6 +117,8 @@ class Room:
         """Measured prefills of regular requests."""
         self.num_running = 0
         self.running_by_rank = dict.fromkeys(Rank, 0)
+        self.num_interactive = 0
+        """Running requests with a target for their first tokens."""
         self.num_window = 0
         self._num_prefilling = 0
 
@@ -123,7 +127,11 @@ class Room:
         self._held = None
         share = self._shares.get(held.number)
         if share is None:
-            share = self._shares[held.number] = _Share(self._amounts(held), held.rank)
+            share = self._shares[held.number] = _Share(
+                self._amounts(held),
+                held.rank,
+                held.rank is Rank.REGULAR and held.request.slo.qos_class is QosClass.INTERACTIVE,
+            )
         sums = self._regular if share.amounts.regular else self._yielding
         waiting, ahead = held.phase is Phase.WAITING, held.ahead
         if share.ahead != ahead:
@@ -137,6 +145,7 @@ class Room:
         if share.running != running:
             self.num_running += 1 if running else -1
             self.running_by_rank[share.rank] += 1 if running else -1
+            self.num_interactive += share.is_interactive * (1 if running else -1)
             share.running = running
         prefilling = running and ahead
         if share.prefilling != prefilling:
@@ -168,6 +177,7 @@ class Room:
         if share.running:
             self.num_running -= 1
             self.running_by_rank[share.rank] -= 1
+            self.num_interactive -= share.is_interactive
         if share.prefilling:
             self._prefill(share.amounts, -1)
         self.reserved_tokens -= share.reserved

@@ -14,6 +14,7 @@ from shared.contracts.lanes import LaneLayout, inbox_name
 from shared.contracts.plans import PlanPublished, Segment
 from shared.contracts.requests import MAX_HISTORY, HistoryEntry, QueuedRequest
 from shared.contracts.telemetry import Capability, InstanceTotals
+from solver.instance.admission.urgent import Urgent
 from solver.instance.events import EngineView, ModelFacts
 from solver.instance.renewal.renewals import Renewals
 from solver.instance.request import Held
@@ -54,11 +55,6 @@ class InstanceSettings:
     """Queue layout, for the deadlines of lanes."""
     bounds: PullBounds = DEFAULT_BOUNDS
     best_effort_running_share: float = 0.75
-    max_prefill_s: Seconds = 0.3
-    """
-    Maximum predicted prefill inside an engine without `Capability.SCHEDULING`; one request is
-    allowed in any case.
-    """
     poll_s: Seconds = 1.0
     pulls: int = 3
     """Number of concurrent pulls."""
@@ -257,6 +253,7 @@ class InstanceState:
         self.cancelled: OrderedDict[tuple[RequestId, str], None] = OrderedDict()
         self.departed: OrderedDict[RequestId, str] = OrderedDict()
         """Request that left recently -> its outcome."""
+        self.urgent = Urgent()
         self.renewals = Renewals(timeout_s=settings.consumer_timeout_s)
         self.totals = Totals()
         self.following = Following(plan_at=0.0, busy_at=now)
@@ -267,8 +264,6 @@ class InstanceState:
         """Time of the last `WakeAt`."""
         self.late_at: UnixTime = -math.inf
         """Time before which runs that wait in the engine are not evicted as late."""
-        self.crowded_at: UnixTime = -math.inf
-        """Time at which the engine last had all the prefill that it may have at once."""
         self.pull_at: UnixTime = -math.inf
         """Time before which the broker is not asked."""
         self.limits = (NO_LIMIT, NO_LIMIT)
@@ -290,11 +285,6 @@ class InstanceState:
         True if the instance orders prefills by deadlines, because the engine does not.
         """
         return Capability.SCHEDULING not in self.settings.capabilities
-
-    @property
-    def is_crowded(self) -> bool:
-        """True if the engine has all the prefill that it may have at once."""
-        return self.room.prefilling_s >= self.settings.max_prefill_s
 
     @property
     def may_pull(self) -> bool:

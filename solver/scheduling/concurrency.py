@@ -2,21 +2,20 @@
 
 from collections import deque
 
-from shared.contracts.base import Seconds
-
-_LOOKS = 10
+_REMEMBERED_LOOKS = 120
+"""Number of looks in which the largest number of running requests was seen in the server."""
+_DOUBT_LOOKS, _DOUBT_GROWTH = 2, 0.25
 """
-Number of successive looks that must see a queue in the server: a request also waits for the next
-iteration, or for its prefill, while the server has places. Under steady arrivals, most looks see
-such a request.
+Looks without a queue after which a full server gets more requests, as a share of its places, while
+the places were found only once: the request that waited may have had another reason.
 """
-_PROBE_LOOKS = 20
-"""Number of looks without a queue after which a full server is tried with one request more."""
-_TOLERANCE = 2.0
-"""Waits up to this multiple of the shortest wait do not count as queueing."""
-_BACKOFF = 0.9
-_FORGET = 0.02
-"""Share by which the shortest wait approaches later waits, so that an old one does not bind."""
+_PROBE_LOOKS = (20, 240)
+"""
+Looks without a queue after which a full server is tried with one request more; doubled, up to the
+second number, each time that the same number of places is found.
+"""
+_CALM_LOOKS = 480
+"""Looks without a queue and without a probe after which a full server gets one request more."""
 _GROWTH = 0.5
 """Growth per look without a queue, as a share of the limit, up to the known places."""
 _USED = 0.8
@@ -28,10 +27,9 @@ class ConcurrencyLimit:
     Keeps the queue inside a server short, so that urgent requests do not wait behind batch requests
     there: what waits must wait in the mesh, which orders it.
 
-    A server that reports its queue is limited to what it runs while requests wait in it. For other
-    servers, the time to the first token takes the place of the queue: the limit grows by one per
-    round of answers, and shrinks by a tenth when answers begin later than `_TOLERANCE` times the
-    shortest wait, as in TCP Vegas.
+    The limit is what the server runs once a request has waited in it for longer than an iteration:
+    with places, it would have begun. Until then, and until the same number of places was found
+    again, it grows while the server begins all that it gets.
 
     Args:
         most: Maximum limit.
@@ -43,20 +41,65 @@ class ConcurrencyLimit:
         self._limit = float(min(first, most))
         self._places = self._most
         """Number of requests that the server runs at once, as far as it is known."""
-        self._queues: deque[tuple[float, float]] = deque(maxlen=_LOOKS)
-        """Running and waiting requests of the last looks."""
+        self._running: deque[float] = deque(maxlen=_REMEMBERED_LOOKS)
+        """Running requests of the last looks."""
         self._num_calm = 0
         """Number of looks without a queue, at a server whose places are all taken."""
-        self._shortest_s: Seconds | None = None
+        self._num_found = 0
+        """Number of times that the places were found to be the same."""
 
     @property
     def limit(self) -> int:
         """Number of requests that may be at the server; at least 1."""
         return max(1, int(self._limit))
 
-    def queue_seen(self, *, running: float, waiting: float, ours: int, ours_waiting: int) -> None:
+    @property
+    def spare(self) -> int:
         """
-        Adapt to the queue that the server reports.
+        Number of requests beyond the limit by which its growth is tried; they must be such as can
+        wait.
+        """
+        is_full = self.is_sure and self._limit >= self._places
+        return int(is_full and self._num_calm >= self._probe_looks)
+
+    @property
+    def is_sure(self) -> bool:
+        """True if the number of places was found more than once."""
+        return self._num_found > 1
+
+    @property
+    def _probe_looks(self) -> int:
+        first, most = _PROBE_LOOKS
+        return min(most, first << min(10, max(0, self._num_found - 2)))
+
+    def confirm(self, places: float) -> None:
+        """
+        Take into account what was found about a server of the same kind: the same number confirms
+        what was found about this one, and any number is assumed until more is seen.
+        """
+        if self._num_found == 0:
+            self._places = min(self._most, max(places, 1.0, *self._running))
+            self._limit = min(self._limit, self._places)
+        if self._places == places:
+            self._num_found += 1
+
+    @property
+    def places(self) -> float | None:
+        """Number of requests that the server runs at once; None if it was never found."""
+        return self._places if self._num_found else None
+
+    def queue_seen(
+        self,
+        *,
+        running: float,
+        waiting: float,
+        ours: int,
+        ours_waiting: int,
+        ours_prefilling: int,
+        has_waited: bool,
+    ) -> bool:
+        """
+        Adapt to the queue that the server reports; return True if the places were found by it.
 
         Args:
             running: Number of requests that the server runs, other clients' included.
@@ -64,42 +107,62 @@ class ConcurrencyLimit:
             ours: Number of requests at the server that are ours.
             ours_waiting: Number of ours that have no token. A queue of others alone does not change
                 the limit.
+            ours_prefilling: Number of these that stream, so that their first tokens are seen. If
+                more of them have no token than wait, prompts are computed, and iterations that are
+                full of prefills also leave requests waiting.
+            has_waited: True if each of ours without a token has been there for longer than an
+                iteration.
         """
+        self._running.append(running)
+        if running > self._places:
+            self._places, self._num_calm = min(self._most, running), 0
+            self._num_found = min(1, self._num_found)
         waiting = min(waiting, ours_waiting)
-        self._queues.append((running, waiting))
-        queued = min(each for _, each in self._queues)
-        if queued > 0 and len(self._queues) == _LOOKS:
-            self._places = max(1.0, *(each for each, _ in self._queues))
+        if waiting == 0:
+            if min(ours, running) >= _USED * self._limit:
+                self._grow()
+        elif has_waited and ours_prefilling <= waiting:
+            places = max(1.0, *self._running)
+            # Places that were tried in doubt do not exist.
+            again = self._num_found > 0 and places <= self._places
+            self._num_found = self._num_found + 1 if again else 1
+            self._places = places
             # Requests of others also take places: ours shrink by those that wait.
-            self._limit = max(1.0, min(self._limit, ours - queued, self._places))
-            self._queues.clear()
+            self._limit = max(1.0, min(self._limit, ours - waiting, places))
             self._num_calm = 0
-        elif waiting == 0 and ours >= _USED * self._limit:
-            self._grow()
-
-    def answer_begun(self, wait_s: Seconds, *, ours: int) -> None:
-        """
-        Adapt to the time from sending a request to its first token.
-
-        Args:
-            wait_s: The time, of a request of usual length.
-            ours: Number of requests at the server that are ours.
-        """
-        if self._shortest_s is None or wait_s < self._shortest_s:
-            self._shortest_s = wait_s
-        else:
-            self._shortest_s += _FORGET * (wait_s - self._shortest_s)
-        if wait_s > _TOLERANCE * self._shortest_s:
-            self._limit = max(1.0, self._limit * _BACKOFF)
-        elif ours >= _USED * self._limit:
-            self._limit = min(self._most, self._limit + 1.0 / self._limit)
+            return True
+        return False
 
     def _grow(self) -> None:
         """Raise the limit up to the known places, and the known places after a calm time."""
         if self._limit >= self._places:
             self._num_calm += 1
-            if self._num_calm < _PROBE_LOOKS:
+            in_doubt = self._num_found == 1
+            if self._num_calm < (_DOUBT_LOOKS if in_doubt else _CALM_LOOKS):
                 return
             self._num_calm = 0
-            self._places = min(self._most, self._places + 1.0)
+            more = max(1.0, _DOUBT_GROWTH * self._places) if in_doubt else 1.0
+            self._places = min(self._most, self._places + more)
         self._limit = min(self._places, self._limit + max(1.0, _GROWTH * self._limit))
+
+
+class FleetLimits:
+    """Limits of servers that are probably equal, since they serve one model with one engine."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, list[ConcurrencyLimit]] = {}
+
+    def join(self, kind: str, limit: ConcurrencyLimit) -> None:
+        """Add the limit of a server of this kind."""
+        self._kinds.setdefault(kind, []).append(limit)
+
+    def found(self, limit: ConcurrencyLimit) -> None:
+        """Compare the places that were found of one server with those of the others of its kind."""
+        for limits in self._kinds.values():
+            if limit not in limits or limit.places is None:
+                continue
+            others = [each for each in limits if each is not limit]
+            if any(each.places == limit.places for each in others):
+                limit.confirm(limit.places)
+            for each in others:
+                each.confirm(limit.places)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from shared.contracts.base import Seconds, UnixTime
-from solver.scheduling.keys import is_far
+from solver.scheduling.keys import FAR_S
 
 WORK_WEIGHT_S_PER_TOKEN = 0.016
 """
@@ -157,6 +157,7 @@ class PullOrder:
         *,
         best_effort_room: bool,
         regular_room: bool = True,
+        patience_s: Seconds = FAR_S,
         unimportant_delay_s: Seconds = 0.0,
     ) -> Source | None:
         """
@@ -167,22 +168,24 @@ class PullOrder:
             best_effort_room: True if work may be pulled that yields: best effort, and work whose
                 deadline is far.
             regular_room: True if other work may be pulled; the inbox is read in any case.
+            patience_s: Time to a deadline from which it is far.
             unimportant_delay_s: Delay of sources of low importance.
         """
         awake = [
             head
             for head in self._heads.values()
             if self._asleep_until(head) <= now and not self._is_behind(head, now)
-            if self._has_room(head, now, best_effort=best_effort_room, regular=regular_room)
+            if _has_room(head, now, patience_s, best_effort_room, regular_room)
         ]
-        urgent = [head for head in awake if not head.source.best_effort]
-        best_effort = [head for head in awake if head.source.best_effort]
+        urgent = [head for head in awake if not _yields(head, now, patience_s)]
+        best_effort = [head for head in awake if _yields(head, now, patience_s)]
         owed = self._since_best_effort >= self._best_effort_every - 1
         pool = self._in_turn(best_effort) if best_effort and (owed or not urgent) else urgent
         if not pool:
             return None
         best = min(pool, key=lambda head: self._key(head, unimportant_delay_s))
-        self._since_best_effort = 0 if best.source.best_effort else self._since_best_effort + 1
+        yields = _yields(best, now, patience_s)
+        self._since_best_effort = 0 if yields else self._since_best_effort + 1
         return best.source
 
     def _in_turn(self, pool: list[_Head]) -> list[_Head]:
@@ -289,6 +292,12 @@ class PullOrder:
             head.quiet_until = min(head.quiet_until, now + (0.0 if ours_alone else after_s))
         return head is not None
 
+    def time_left_s(self, queue: str) -> Seconds | None:
+        """`Source.time_left_s` of a lane; None for other queues and for what is not a source."""
+        head = self._heads.get(queue)
+        is_lane = head is not None and head.source.kind is SourceKind.LANE
+        return head.source.time_left_s if head is not None and is_lane else None
+
     def hold(self, queue: str, until: UnixTime) -> None:
         """
         Do not poll *queue* before *until*, so that evicted requests do not return immediately.
@@ -298,7 +307,12 @@ class PullOrder:
         self._held[queue] = until
 
     def wake_at(
-        self, now: UnixTime, *, best_effort_room: bool, regular_room: bool = True
+        self,
+        now: UnixTime,
+        *,
+        best_effort_room: bool,
+        regular_room: bool = True,
+        patience_s: Seconds = FAR_S,
     ) -> UnixTime:
         """
         Time at which the first source should be polled again; infinite if no source may be polled.
@@ -307,11 +321,12 @@ class PullOrder:
             now: Unix seconds.
             best_effort_room: As in `next`.
             regular_room: As in `next`.
+            patience_s: As in `next`.
         """
         asked = (
             self._asleep_until(head)
             for head in self._heads.values()
-            if self._has_room(head, now, best_effort=best_effort_room, regular=regular_room)
+            if _has_room(head, now, patience_s, best_effort_room, regular_room)
             if not self._is_behind(head, now)
         )
         return min(asked, default=math.inf)
@@ -322,15 +337,6 @@ class PullOrder:
             key += unimportant_delay_s
         return (key, head.source.kind, head.source.queue)
 
-    def _has_room(self, head: _Head, now: UnixTime, *, best_effort: bool, regular: bool) -> bool:
-        if self._yields(head, now):
-            return best_effort
-        return regular or head.source.kind is SourceKind.INBOX
-
-    def _yields(self, head: _Head, now: UnixTime) -> bool:
-        """True if the next request of *head* is pulled only into room for best-effort work."""
-        return head.source.best_effort or is_far(head.deadline_at, now)
-
     def _is_behind(self, head: _Head, now: UnixTime) -> bool:
         """True if the queue of *head* must wait until another source is empty."""
         before = self._heads.get(head.source.behind) if head.source.behind else None
@@ -338,3 +344,21 @@ class PullOrder:
 
     def _asleep_until(self, head: _Head) -> UnixTime:
         return max(head.quiet_until, self._held.get(head.source.queue, 0.0))
+
+
+def _has_room(
+    head: _Head,
+    now: UnixTime,
+    patience_s: Seconds,
+    best_effort_room: bool,  # noqa: FBT001 - as in `PullOrder.next`
+    regular_room: bool,  # noqa: FBT001
+) -> bool:
+    """True if the next request of *head* may be pulled."""
+    if _yields(head, now, patience_s):
+        return best_effort_room
+    return regular_room or head.source.kind is SourceKind.INBOX
+
+
+def _yields(head: _Head, now: UnixTime, patience_s: Seconds) -> bool:
+    """True if the next request of *head* is pulled only into room for best-effort work."""
+    return head.source.best_effort or head.deadline_at - now > patience_s

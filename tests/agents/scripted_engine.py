@@ -214,6 +214,15 @@ class ScriptedEngine:
     async def close(self) -> None: ...
 
 
+class OrderingEngine(ScriptedEngine):
+    """A scripted engine that orders its requests, so that it may get more than it runs."""
+
+    @property
+    def identity(self) -> EngineIdentity:
+        known = super().identity
+        return replace(known, capabilities=known.capabilities | {Capability.SCHEDULING})
+
+
 class AbleEngine(ScriptedEngine):
     """A scripted engine with all capabilities."""
 

@@ -8,8 +8,14 @@ from itertools import count
 import msgspec
 
 from ops.sim.attached.fronts import LoadRequest
-from ops.sim.attached.servers import MAX_RUNNING, Server, ServerRun
+from ops.sim.attached.servers import Server, ServerRun
 from ops.sim.attached.timeline import Timeline
+from services.agent.backends.remote.backend import (
+    FIRST_LIMIT,
+    UNSURE_PERIOD_S,
+    WATCH_PERIOD_S,
+)
+from services.agent.backends.remote.telemetry import Streams
 from shared.contracts.base import (
     InstanceId,
     ModelName,
@@ -26,9 +32,11 @@ from shared.contracts.requests import ModelRef, Progress, QueuedRequest, Samplin
 from shared.contracts.telemetry import Capability, ModelState, Residency
 from solver.instance import commands as do
 from solver.instance import events as ev
+from solver.instance.admission.turns import Turns
 from solver.instance.instance import Instance
 from solver.instance.state import InstanceSettings
 from solver.planning.lanes import lane_for
+from solver.scheduling.concurrency import ConcurrencyLimit, FleetLimits
 from solver.scheduling.server_priority import server_priority
 
 MODEL = ModelName("served")
@@ -42,6 +50,8 @@ CONFIRM_S: Seconds = 0.003
 """Time of a confirmed publish."""
 LOOK_S: Seconds = 0.1
 """Period of the engine's state."""
+MOST_RUNNING = 256
+"""Requests that a server gets at most at once."""
 PLAN_S: Seconds = 1.0
 """Period of plans."""
 _KV_TOKENS = 1_000_000
@@ -66,6 +76,8 @@ class Mesh:
         )
         self.queues: dict[str, deque[QueuedRequest]] = {relegated_name(MODEL): deque()}
         self.tag_numbers = count()
+        self.turns = Turns(lambda: timeline.now, timeline.after)
+        self.limits = FleetLimits()
         self._layout = LaneLayout()
         self._load: dict[RequestId, LoadRequest] = {}
         self._instances: list[_AttachedInstance] = []
@@ -75,7 +87,7 @@ class Mesh:
                 incarnation=f"{number}-",
                 engine="vllm",
                 device="cpu",
-                capabilities=frozenset({Capability.RESUME}),
+                capabilities=frozenset({Capability.CALLS}),
                 layout=self._layout,
             )
             self._instances.append(_AttachedInstance(self, server, settings))
@@ -134,13 +146,19 @@ class _AttachedInstance:
         self._unsettled: dict[ev.Tag, QueuedRequest] = {}
         self._wake_at: UnixTime | None = None
         self._epoch = 0
+        self._streams = Streams(lambda: self._timeline.now)
+        first = MOST_RUNNING if server.is_vllm else FIRST_LIMIT
+        self._limit = ConcurrencyLimit(most=MOST_RUNNING, first=first)
+        mesh.limits.join("", self._limit)
         facts = ev.ModelFacts(model=MODEL, kv_bytes_per_token=1)
         self.instance = Instance(settings, {MODEL: facts}, self._timeline.now)
+        mesh.turns.join(self.instance)
         self.handle(ev.Loaded(engine=self._view()))
         self.handle(ev.Started(initial=MODEL))
         self.handle(ev.Profiled(profile=mesh.profile))
         self._plan()
         self._look()
+        self._measure()
 
     def handle(self, event: ev.Event) -> None:
         """Give an event to the instance, and begin its commands."""
@@ -151,7 +169,7 @@ class _AttachedInstance:
         after = self._timeline.after
         match command:
             case do.Get(queue=queue):
-                after(GET_S, partial(self._got, queue, self._timeline.now))
+                self._get(queue)
             case do.Submit():
                 self._submit(command)
             case do.Abort(run_id=run_id):
@@ -174,8 +192,11 @@ class _AttachedInstance:
         return ev.EngineView(
             alive=True,
             model=self._model,
-            waiting=self._server.num_waiting,
-            max_running=MAX_RUNNING,
+            waiting=self._streams.num_waiting,
+            max_running=self._limit.limit,
+            spare_running=self._limit.spare,
+            most_run=self._streams.most_begun,
+            longest_gap_s=self._streams.longest_gap_s,
             kv_capacity_tokens=_KV_TOKENS,
             models=(ModelState(model=MODEL, residency=residency),),
         )
@@ -197,44 +218,78 @@ class _AttachedInstance:
         self._timeline.after(PLAN_S, self._plan)
 
     def _look(self) -> None:
-        lengths = {
-            run_id: run.num_generated + self._before(run_id) for run_id, run in self._runs.items()
-        }
+        lengths = {run_id: run.num_generated for run_id, run in self._runs.items()}
         self.handle(ev.Loaded(engine=self._view(), lengths=lengths))
         self._timeline.after(LOOK_S, self._look)
 
-    def _before(self, run_id: RunId) -> int:
-        """Answer tokens before a run."""
-        held = self.instance.requests.of_run(run_id)
-        return 0 if held is None else held.request.progress.num_tokens
+    def _measure(self) -> None:
+        """Look at the metrics of the server, or at what its answers show."""
+        streams, server = self._streams, self._server
+        if server.is_vllm:
+            waiting: float = server.num_waiting
+            ours_waiting = streams.num_waiting
+            running, has_waited = server.num_running, streams.has_waited
+        else:
+            waiting = ours_waiting = streams.num_prefilling if streams.is_stuck else 0
+            running, has_waited = streams.num_begun, True
+        is_found = self._limit.queue_seen(
+            running=running,
+            waiting=waiting,
+            ours=len(self._runs),
+            ours_waiting=ours_waiting,
+            ours_prefilling=ours_waiting,
+            has_waited=has_waited,
+        )
+        if is_found:
+            self._mesh.limits.found(self._limit)
+        is_unsure = streams.num_waiting and not self._limit.is_sure
+        self._timeline.after(UNSURE_PERIOD_S if is_unsure else WATCH_PERIOD_S, self._measure)
 
-    def _got(self, name: str, asked_at: UnixTime) -> None:
+    def _get(self, queue: str) -> None:
+        """Pull from *queue* when it is this instance's turn."""
+        asking = self._mesh.turns.ask(
+            self.instance,
+            queue,
+            lambda: self._timeline.after(
+                GET_S,
+                lambda: self._mesh.turns.ended(
+                    asking, self._got(queue, self._timeline.now - GET_S)
+                ),
+            ),
+            lambda nothing: self._timeline.after(0.0, partial(self.handle, nothing)),
+        )
+
+    def _got(self, name: str, asked_at: UnixTime) -> ev.PullEnded | None:
+        """Handle the end of a pull; return it if there was no request."""
         queue = self._mesh.queues.get(name)
         if not queue:
             outcome = ev.PullOutcome.ABSENT if queue is None else ev.PullOutcome.EMPTY
-            self.handle(ev.PullEnded(queue=name, outcome=outcome, asked_at=asked_at))
-            return
+            nothing = ev.PullEnded(queue=name, outcome=outcome, asked_at=asked_at)
+            self.handle(nothing)
+            return nothing
         request = queue.popleft()
         tag = ev.Tag(name, 1, next(self._mesh.tag_numbers))
         self._unsettled[tag] = request
         self.handle(ev.Delivered(tag=tag, request=request))
+        return None
 
     def _submit(self, command: do.Submit) -> None:
         request, wanted = command.request, self._mesh.load_request(command.request.request_id)
-        before = wanted.outcome.num_tokens
         run = ServerRun(
-            prompt_tokens=request.prompt_tokens + before,
-            output_tokens=wanted.output_tokens - before,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=wanted.output_tokens,
             priority=server_priority(command.slo, request.arrived_at),
-            on_token=partial(self._on_token, command.run_id, wanted, before),
+            on_token=partial(self._on_token, command.run_id, wanted),
         )
         self._runs[command.run_id] = run
+        self._streams.submitted(command.run_id, request.prompt_tokens)
         self._timeline.after(SUBMIT_S, partial(self._server.submit, run))
 
-    def _on_token(self, run_id: RunId, wanted: LoadRequest, before: int, num_tokens: int) -> None:
+    def _on_token(self, run_id: RunId, wanted: LoadRequest, num_tokens: int) -> None:
         if run_id not in self._runs:
             return
-        wanted.on_token(before + num_tokens, self._timeline.now)
+        wanted.on_token(num_tokens, self._timeline.now)
+        self._streams.received(run_id, 1)
         if num_tokens == 1:
             self.handle(ev.Begun(run_id=run_id))
         if self._runs[run_id].is_over:
@@ -243,6 +298,7 @@ class _AttachedInstance:
     def _end(self, run_id: RunId, how: ev.RunEnd, wanted: LoadRequest) -> None:
         if self._runs.pop(run_id, None) is None:
             return
+        self._streams.ended(run_id)
         self.handle(
             ev.Ended(
                 run_id=run_id,

@@ -11,8 +11,9 @@ from shared.contracts.base import Seconds, UnixTime
 from shared.contracts.estimates import LatencyCoefficients
 
 MAX_RUNNING = 16
+"""Answers that a server computes at once by default."""
 MAX_BATCHED_TOKENS = 2048
-"""vLLM's limit of tokens of one iteration of a server."""
+"""Tokens that an iteration of a server computes at most by default."""
 _ENDED_S = 1e-9
 """Work left at which an iteration has ended, since sums of floating-point numbers drift."""
 
@@ -96,6 +97,14 @@ class Server:
     timeline: Timeline
     device: Device
     latency: LatencyCoefficients
+    max_running: int = MAX_RUNNING
+    max_batched_tokens: int = MAX_BATCHED_TOKENS
+    answer_s: Seconds = 0.0
+    """Time that each answer adds to an iteration, beside that of its token."""
+    is_vllm: bool = True
+    """False: the server orders by arrival, and reports neither its queue nor its iterations."""
+    num_computed: int = 0
+    """Tokens that all iterations together have computed."""
     _running: list[ServerRun] = field(default_factory=list)
     _waiting: list[tuple[int, int, ServerRun]] = field(default_factory=list)
     _numbers: "count[int]" = field(default_factory=count)
@@ -105,9 +114,14 @@ class Server:
     def num_waiting(self) -> int:
         return sum(not run.is_aborted for _, _, run in self._waiting)
 
+    @property
+    def num_running(self) -> int:
+        return sum(not run.is_over for run in self._running)
+
     def submit(self, run: ServerRun) -> None:
         """Begin a request."""
-        heapq.heappush(self._waiting, (run.priority, next(self._numbers), run))
+        priority = run.priority if self.is_vllm else 0
+        heapq.heappush(self._waiting, (priority, next(self._numbers), run))
         self._compute()
 
     def abort(self, run: ServerRun) -> None:
@@ -126,7 +140,7 @@ class Server:
         """Requests of the next iteration, and how many of their tokens it computes."""
         self._running = [run for run in self._running if not run.is_over]
         parts: list[tuple[ServerRun, int]] = []
-        left = MAX_BATCHED_TOKENS
+        left = self.max_batched_tokens
 
         def add(run: ServerRun) -> None:
             nonlocal left
@@ -137,7 +151,7 @@ class Server:
         for run in self._running:
             if left:
                 add(run)
-        while self._waiting and left and len(self._running) < MAX_RUNNING:
+        while self._waiting and left and len(self._running) < self.max_running:
             _, _, run = heapq.heappop(self._waiting)
             if not run.is_aborted:
                 self._running.append(run)
@@ -154,11 +168,12 @@ class Server:
             if run.num_computed < run.prompt_tokens:
                 total_s += latency.cross_s * num_tokens * (before + num_tokens / 2)
             else:
-                total_s += latency.context_s * before
+                total_s += latency.context_s * before + self.answer_s
         return total_s
 
     def _computed(self, parts: list[tuple[ServerRun, int]]) -> None:
         for run, num_tokens in parts:
+            self.num_computed += num_tokens
             if run.is_aborted:
                 continue
             if run.num_computed < run.prompt_tokens:

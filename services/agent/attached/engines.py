@@ -15,6 +15,7 @@ from shared.contracts.base import ModelName
 from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry
 from shared.runtime.clock import Clock
+from solver.scheduling.concurrency import FleetLimits
 
 
 @asynccontextmanager
@@ -27,11 +28,12 @@ async def attached_engines(settings: Settings) -> AsyncIterator[MakeEngine]:
         SettingsError: The registry cannot be read, or does not have the model.
     """
     host = TokenHost(settings.engine.vllm) if _needs_host(settings) else None
+    fleet = FleetLimits()
 
     def make_engine(
         _name: str, entries: Iterable[ModelEntry], engine: EngineSettings, _clock: Clock
     ) -> EngineBackend:
-        return RemoteEngine(entries, engine.remote, host)
+        return RemoteEngine(entries, engine.remote, host, fleet)
 
     try:
         yield make_engine

@@ -6,6 +6,7 @@ backend against it. A backend without a capability refuses that operation with `
 and still serves.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -204,6 +205,12 @@ class EngineSnapshot(EngineLoad):
     models: tuple[ModelState, ...] = ()
     warm_capacity_bytes: int = 0
     """Host memory for all warm models."""
+    spare_running: int = 0
+    """Requests beyond `max_running` by which a server is tried that may have more places."""
+    most_run: int | None = None
+    """Most requests that a server was seen to run at once; None: the engine has `max_running`."""
+    longest_gap_s: Seconds = math.inf
+    """Longest recent time between two tokens of an answer; infinite if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,8 @@
 import asyncio
 from typing import Any
 
-from aiormq.connection import TransportFactory
+from aiormq.connection import URL, TransportFactory  # type: ignore[attr-defined]
 from aiormq.exceptions import AMQPConnectionError
-from yarl import URL
 
 from shared.contracts.base import Seconds
 

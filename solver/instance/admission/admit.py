@@ -9,12 +9,7 @@ from shared.contracts.base import UnixTime
 from shared.contracts.plans import Segment
 from shared.contracts.qos import QosClass, Slo
 from solver.instance import operations
-from solver.instance.admission.prefill_order import (
-    delays_answers,
-    is_paced,
-    leave_relegated,
-    relegate_late,
-)
+from solver.instance.admission.server_order import relegate_late, waits_for_urgent
 from solver.instance.commands import Command, Record, Submit
 from solver.instance.load import unimportant_delay_s
 from solver.instance.request import Ending, Held, Run
@@ -60,6 +55,8 @@ def begin(instance: InstanceState, held: Held, now: UnixTime) -> Iterator[Comman
         prefill_s=instance.room.prefilling_s + instance.room.prefill_s_of(held),
     )
     slo = run_slo(held, now)
+    if slo.ttft_s is not None:
+        instance.urgent.seen(slo.ttft_s, slo.tbt_s, now)
     instance.requests.submit(held, run)
     yield Submit(
         number=held.number,
@@ -95,8 +92,10 @@ def hand_back_late(instance: InstanceState, now: UnixTime) -> None:
 
     The engine serves late requests last, so they would occupy the window without limit. The engine
     reports only the number of waiting runs: these are assumed to be the newest without a token.
+    A server that others run is left alone: it begins its few waiting requests soon, and a run that
+    it had begun would be computed twice.
     """
-    num_waiting = instance.engine.waiting
+    num_waiting = 0 if instance.orders_prefills else instance.engine.waiting
     if not num_waiting or _HAND_BACK in instance.purposes or now < instance.late_at:
         return
     # The engine counts waiting runs late, so it may still include evicted ones.
@@ -147,10 +146,9 @@ def _admissible(instance: InstanceState, now: UnixTime) -> Held | None:
             # A best-effort request that precedes regular ones through aging must not block the
             # slots that are reserved for them.
             continue
-        if delays_answers(instance, head, now):
-            leave_relegated(instance, head, now)
+        if waits_for_urgent(instance, head, now):
             continue
-        return head if _fits(instance, head) and is_paced(instance, head) else None
+        return head if _fits(instance, head) else None
     return None
 
 
@@ -174,9 +172,7 @@ def _crowded_out(instance: InstanceState, now: UnixTime) -> Held | None:
     head = instance.requests.head(now, unimportant_delay_s=unimportant_delay_s(instance, now))
     if head is None or head.rank is not Rank.REGULAR or _must_wait(instance, head):
         return None
-    if _fits(instance, head) or delays_answers(instance, head, now):
-        return None
-    return head
+    return None if _fits(instance, head) else head
 
 
 def _may_begin(instance: InstanceState) -> bool:
@@ -197,7 +193,7 @@ def _fits(instance: InstanceState, held: Held) -> bool:
     requests, engine = instance.requests, instance.engine
     if not requests.num_runs:
         return True
-    if requests.num_runs >= engine.max_running:
+    if requests.num_runs >= engine.max_running + engine.spare_running:
         return False
     # An engine that has not reported its KV capacity counts as unbounded.
     capacity = engine.kv_capacity_tokens or math.inf

@@ -307,13 +307,18 @@ async def test_model_that_the_server_lacks_is_named() -> None:
             pass
 
 
+LONG = Sampling(max_tokens=900, temperature=0.0, ignore_eos=True)
+
+
 async def test_snapshot_has_the_servers_figures_and_a_queue_there_limits_us() -> None:
     server = OpenAiServer(token_s=0.005)
     async with attached(server, TOKENS, max_running=64) as engine:
         calm = engine.snapshot()
-        server.hold()
         for number in range(6):
-            engine.submit(tokens_request(request_id=RequestId(f"r{number}")))
+            if number == 2:  # the others wait
+                await eventually(lambda: engine.snapshot().most_run == 2)
+                server.hold()
+            engine.submit(tokens_request(LONG, request_id=RequestId(f"r{number}")))
         server.waiting = 4
 
         async def limited() -> bool:

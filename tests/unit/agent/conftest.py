@@ -8,7 +8,7 @@ import pytest
 from shared.models.registry import ModelRegistry
 from shared.models.tiny import make_tiny_models
 from tests.agents.rig import AgentRig, open_agent
-from tests.agents.scripted_engine import AbleEngine, ScriptedEngine
+from tests.agents.scripted_engine import AbleEngine, OrderingEngine
 from tests.queued import a_request
 
 
@@ -31,7 +31,7 @@ async def rig(registry: ModelRegistry, registry_path: Path) -> AsyncIterator[Age
 @pytest.fixture
 async def narrow(registry: ModelRegistry, registry_path: Path) -> AsyncIterator[AgentRig]:
     """An agent whose engine runs one request at a time; it runs `blocker`."""
-    engine = ScriptedEngine(max_running=1)
+    engine = OrderingEngine(max_running=1)
     async with open_agent(registry, registry_path, engine=engine) as opened:
         await opened.running(a_request("blocker"))
         yield opened

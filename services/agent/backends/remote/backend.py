@@ -30,15 +30,17 @@ from shared.contracts.base import ModelName, RequestId, Seconds
 from shared.contracts.errors import EngineError, MeshError, NotActiveError, UnsupportedError
 from shared.contracts.models import ModelEntry
 from shared.contracts.telemetry import ActivationPath, Capability, EngineIteration
-from solver.scheduling.concurrency import ConcurrencyLimit
+from solver.scheduling.concurrency import ConcurrencyLimit, FleetLimits
 from solver.scheduling.server_priority import server_priority
 
 log = structlog.get_logger()
 WATCH_PERIOD_S = 0.5
 """Period of looking at the server's health and metrics."""
+UNSURE_PERIOD_S = 0.1
+"""The same while requests wait in a server whose number of places is not known."""
 _MISSED = 2
 """Number of failed looks after which the server counts as dead."""
-_FIRST_LIMIT = 8
+FIRST_LIMIT = 4
 """Limit of concurrent requests at a server without metrics, until it is measured."""
 
 
@@ -59,6 +61,7 @@ class RemoteEngine(AnsweringBackend):
         settings: Address and limits of the server.
         host: Answers requests that vLLM's front has rendered, and calls, if the model takes tokens;
             None: they are refused.
+        fleet: Limits of the servers of this process, which serve the same model.
 
     Raises:
         EngineError: There is not exactly one model.
@@ -69,6 +72,7 @@ class RemoteEngine(AnsweringBackend):
         entries: Iterable[ModelEntry],
         settings: RemoteSettings,
         host: TokenHost | None = None,
+        fleet: FleetLimits | None = None,
     ) -> None:
         entries = tuple(entries)
         if len(entries) != 1:
@@ -95,6 +99,7 @@ class RemoteEngine(AnsweringBackend):
         self._streams = Streams()
         self._iterations = ServerIterations()
         self._limit = ConcurrencyLimit(most=settings.max_running, first=settings.max_running)
+        self._fleet = FleetLimits() if fleet is None else fleet
         self._tasks: dict[RequestId, asyncio.Task[None]] = {}
         """Runs in this process, and lost runs whose server is asked for its health."""
         self._hosted: set[RequestId] = set()
@@ -139,9 +144,10 @@ class RemoteEngine(AnsweringBackend):
         if self._host is not None:
             await self._host.attach(self._entry, self._settings, model)
         self._has_metrics = await self._measure()
-        first = self._settings.max_running if self._has_metrics else _FIRST_LIMIT
+        first = self._settings.max_running if self._has_metrics else FIRST_LIMIT
         if before is None:
             self._limit = ConcurrencyLimit(most=self._settings.max_running, first=first)
+            self._fleet.join(description.engine, self._limit)
         self._alive = True
         if self._watch is None:
             self._watch = asyncio.create_task(self._watched(), name="watch the server")
@@ -186,6 +192,9 @@ class RemoteEngine(AnsweringBackend):
             kv_utilization=self._kv_utilization(),
             kv_capacity_tokens=self._load.kv_capacity_tokens,
             max_running=self._limit.limit,
+            spare_running=self._limit.spare,
+            most_run=self._streams.most_begun,
+            longest_gap_s=self._streams.longest_gap_s,
             models=self._residency.states(),
         )
 
@@ -227,7 +236,13 @@ class RemoteEngine(AnsweringBackend):
             self._submit_to_host(request, self._host)
         else:
             self._start(request.request_id, self._run(request, self._run_of(request, description)))
-        self._streams.submitted(request.request_id, len(request.prompt))
+        call = request.call
+        self._streams.submitted(
+            request.request_id,
+            len(request.prompt),
+            streams=call is None or call.streams,
+            size=None if call is None else len(call.body),
+        )
 
     def _submit_to_host(self, request: EngineRequest, host: TokenHost) -> None:
         if self._entry.pools:
@@ -314,9 +329,7 @@ class RemoteEngine(AnsweringBackend):
 
     def _received(self, name: RequestId, outputs: list[EngineOutput]) -> None:
         num_tokens = sum(len(output.token_ids) for output in outputs)
-        first_s = self._streams.received(name, num_tokens)
-        if first_s is not None and not self._has_metrics:
-            self._limit.answer_begun(first_s, ours=len(self._runs))
+        self._streams.received(name, num_tokens)
         self._report([NewOutput(name, output) for output in outputs])
 
     async def _lost(self, name: RequestId, reason: str) -> None:
@@ -344,7 +357,8 @@ class RemoteEngine(AnsweringBackend):
         """Look at the server's health and load."""
         missed = 0
         while True:
-            await asyncio.sleep(WATCH_PERIOD_S)
+            is_unsure = self._streams.num_waiting and not self._limit.is_sure
+            await asyncio.sleep(UNSURE_PERIOD_S if is_unsure else WATCH_PERIOD_S)
             if not self._alive:
                 missed = 0
                 continue
@@ -366,6 +380,22 @@ class RemoteEngine(AnsweringBackend):
         """
         if not (self._has_metrics and await self._measure()):
             await self._server.healthy()
+            self._estimate()
+
+    def _estimate(self) -> None:
+        """Adapt to the queue in a server that does not report it, as our answers show it."""
+        streams = self._streams
+        num_waiting = streams.num_prefilling if streams.is_stuck else 0
+        is_found = self._limit.queue_seen(
+            running=streams.num_begun,
+            waiting=num_waiting,
+            ours=len(self._runs),
+            ours_waiting=num_waiting,
+            ours_prefilling=num_waiting,
+            has_waited=True,
+        )
+        if is_found:
+            self._fleet.found(self._limit)
 
     async def _measure(self) -> bool:
         """
@@ -386,12 +416,16 @@ class RemoteEngine(AnsweringBackend):
             context_tokens=self._streams.mean_context_tokens,
             prompt_tokens=self._streams.mean_prompt_tokens,
         )
-        self._limit.queue_seen(
+        is_found = self._limit.queue_seen(
             running=load.running,
             waiting=load.waiting,
             ours=len(self._runs),
             ours_waiting=self._streams.num_waiting,
+            ours_prefilling=self._streams.num_prefilling,
+            has_waited=self._streams.has_waited,
         )
+        if is_found:
+            self._fleet.found(self._limit)
         return True
 
 

@@ -18,6 +18,11 @@ _NAMES = {
     "vllm:iteration_tokens_total_sum": "iteration_tokens",
     "vllm:iteration_tokens_total_count": "iterations",
 }
+_GAP_MEMORY_S: Seconds = 10.0
+_GAPS, _WHOLE_GAPS = 2, 10
+_STUCK = 1.5
+_DOWN, _UP = 0.2, 0.02
+"""Shares by which the short times approach shorter and longer ones."""
 _LEAST_ITERATIONS = 3
 """Number of iterations between two looks from which their mean counts."""
 
@@ -98,6 +103,12 @@ class _Stream:
 
     prompt_tokens: int
     submitted_at: float
+    streams: bool
+    """False: the answer comes as a whole, at its end."""
+    size: int
+    """Length of the prompt in units of which a server computes about equally many a second."""
+    size_before: int
+    """Sizes of the requests before this one that had no token when it was sent."""
     num_tokens: int = 0
     last_at: float = 0.0
     num_beside: int = 0
@@ -176,6 +187,11 @@ class Streams:
         """Request at the server since whose begin there was no other one of ours."""
         self.num_waiting = 0
         """Number of requests without a token; only this class writes the field."""
+        self.most_begun = 0
+        """Largest number of answers that had begun and not ended at one time."""
+        self._gap_s, self._gap_at = 0.0, 0.0
+        self._short_s = self._short_s_per_size = math.inf
+        """Short times to first tokens, in seconds and in seconds per unit of size."""
 
     @property
     def mean_prompt_tokens(self) -> float:
@@ -193,33 +209,109 @@ class Streams:
         """Number of tokens of all prompts and answers."""
         return sum(each.prompt_tokens + each.num_tokens for each in self._streams.values())
 
-    def submitted(self, request_id: str, prompt_tokens: int) -> None:
-        """Record the begin of a run."""
+    @property
+    def num_prefilling(self) -> int:
+        """Number of streams without a token: their prompts are computed, or they wait."""
+        return sum(each.streams and not each.num_tokens for each in self._streams.values())
+
+    @property
+    def has_waited(self) -> bool:
+        """
+        True if each request without a token was sent more than `_GAPS` iterations ago, one whose
+        answer comes as a whole, `_WHOLE_GAPS`. False until the time of an iteration is known.
+        """
+        now, gap_s = self._clock(), self.longest_gap_s
+        return all(
+            now - each.submitted_at > gap_s * (_GAPS if each.streams else _WHOLE_GAPS)
+            for each in self._streams.values()
+            if not each.num_tokens
+        )
+
+    @property
+    def is_stuck(self) -> bool:
+        """
+        True if a stream has no token after `_STUCK` times the time in which the server computes all
+        prompts without a token: it waits for a place.
+        """
+        waiting = [each for each in self._streams.values() if each.streams and not each.num_tokens]
+        if not waiting:
+            return False
+        size = max(each.size_before + each.size for each in waiting)
+        expected_s = self._short_s + self._short_s_per_size * size
+        return self._clock() - min(each.submitted_at for each in waiting) > _STUCK * expected_s
+
+    @property
+    def num_begun(self) -> int:
+        """Number of requests with a token."""
+        return len(self._streams) - self.num_waiting
+
+    @property
+    def longest_gap_s(self) -> Seconds:
+        """About the longest time between two tokens of one answer of late; infinite if unknown."""
+        if not self._gap_s:
+            return math.inf
+        return self._gap_s * math.exp((self._gap_at - self._clock()) / _GAP_MEMORY_S)
+
+    def submitted(
+        self, request_id: str, prompt_tokens: int, *, streams: bool = True, size: int | None = None
+    ) -> None:
+        """
+        Record the begin of a run.
+
+        Args:
+            request_id: Id of the run.
+            prompt_tokens: Length of its prompt; 0 if unknown.
+            streams: False if the answer comes as a whole.
+            size: Length of the prompt in other units than tokens.
+        """
         self._alone = None if self._streams else request_id
         self.num_waiting += 1
-        self._streams[request_id] = _Stream(prompt_tokens, self._clock())
+        before = sum(each.size for each in self._streams.values() if not each.num_tokens)
+        self._streams[request_id] = _Stream(
+            prompt_tokens=prompt_tokens,
+            submitted_at=self._clock(),
+            streams=streams,
+            size=prompt_tokens if size is None else size,
+            size_before=before,
+        )
 
-    def received(self, request_id: str, num_tokens: int) -> Seconds | None:
-        """Record tokens of a run; return the time to its first token if these are the first."""
+    def received(self, request_id: str, num_tokens: int) -> None:
+        """Record tokens of a run."""
         stream = self._streams.get(request_id)
         if stream is None or not num_tokens:
-            return None
-        now = self._clock()
-        num_running = len(self._streams) - self.num_waiting
-        first_s = None if stream.num_tokens else now - stream.submitted_at
-        if first_s is not None:
-            self.num_waiting -= 1
+            return
+        now, num_running = self._clock(), self.num_begun
+        gap_s = now - stream.last_at
+        if not stream.num_tokens:
+            self._begun(stream, now - stream.submitted_at)
             if request_id == self._alone:
-                self._add(first_s, stream.prompt_tokens, num_running)
-        elif num_tokens == 1 and stream.num_beside == num_running and not self.num_waiting:
-            gap_s = now - stream.last_at
+                self._add(now - stream.submitted_at, stream.prompt_tokens, num_running)
+        else:
+            self._note_gap(gap_s)
             # One sample for each iteration: the other answers have a token in the same one.
-            if now - self._last_sample_at >= gap_s / 2:
+            is_new = now - self._last_sample_at >= gap_s / 2
+            if is_new and self._is_sample(stream, num_tokens, num_running):
                 self._last_sample_at = now
                 self._add(gap_s, 0, num_running)
         stream.num_tokens += num_tokens
-        stream.last_at, stream.num_beside = now, len(self._streams) - self.num_waiting
-        return first_s
+        stream.last_at, stream.num_beside = now, self.num_begun
+
+    def _begun(self, stream: _Stream, first_s: Seconds) -> None:
+        """Record the first token of an answer."""
+        self.num_waiting -= 1
+        self.most_begun = max(self.most_begun, self.num_begun)
+        if stream.streams:
+            self._short_s = _lower(self._short_s, first_s)
+            size = max(1, stream.size_before + stream.size)
+            self._short_s_per_size = _lower(self._short_s_per_size, first_s / size)
+
+    def _is_sample(self, stream: _Stream, num_tokens: int, num_running: int) -> bool:
+        """True if the last gap of *stream* is the time of one iteration without a prefill."""
+        return num_tokens == 1 and stream.num_beside == num_running and not self.num_waiting
+
+    def _note_gap(self, gap_s: Seconds) -> None:
+        if not self._gap_s or gap_s >= self.longest_gap_s:
+            self._gap_s, self._gap_at = gap_s, self._clock()
 
     def ended(self, request_id: str) -> None:
         """Record the end of a run."""
@@ -250,3 +342,10 @@ class Streams:
                 prefill_pairs=prompt_tokens**2 / 2,
             )
         )
+
+
+def _lower(short: float, value: float) -> float:
+    """A low quantile of the values so far, after one more."""
+    if math.isinf(short):
+        return value
+    return short + (_DOWN if value < short else _UP) * (value - short)

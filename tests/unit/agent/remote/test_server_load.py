@@ -82,13 +82,12 @@ def test_first_token_times_the_prompt_and_later_ones_the_decodes(clock: Times) -
     streams = Streams(clock)
     streams.submitted("a", 30)
     clock.now += 0.25
-    first_s = streams.received("a", 1)
+    streams.received("a", 1)
     for _ in range(2):
         clock.now += 0.02
-        assert streams.received("a", 1) is None
+        streams.received("a", 1)
     prefill, *decodes = streams.drain()
 
-    assert first_s == pytest.approx(0.25)
     assert (prefill.compute_tokens, prefill.num_decodes, prefill.prefill_pairs) == (30, 0, 450)
     assert prefill.duration_s == pytest.approx(0.25)
     assert [(each.compute_tokens, each.context_tokens) for each in decodes] == [(1, 31), (1, 32)]
@@ -191,5 +190,63 @@ def test_ended_answers_are_forgotten(clock: Times) -> None:
     tokens = streams.num_tokens
     streams.ended("a")
 
+    streams.received("a", 1)
     assert (tokens, streams.num_tokens) == (11, 0)
-    assert streams.received("a", 1) is None
+
+
+def begun(clock: Times, *names: str) -> Streams:
+    """Answers that began 0.1 s after they were sent, and have had a second token 0.05 s later."""
+    streams = Streams(clock)
+    for name in names:
+        streams.submitted(name, 10)
+    for wait_s in (0.1, 0.05):
+        clock.now += wait_s
+        for name in names:
+            streams.received(name, 1)
+    return streams
+
+
+def test_request_has_waited_after_two_iterations(clock: Times) -> None:
+    streams = begun(clock, "a")
+    streams.submitted("b", 10)
+    clock.now += 0.08
+    too_early = streams.has_waited
+    clock.now += 0.04
+
+    assert (too_early, streams.has_waited) == (False, True)
+
+
+def test_nothing_has_waited_before_the_time_of_an_iteration_is_known(clock: Times) -> None:
+    streams = Streams(clock)
+    streams.submitted("a", 10)
+    clock.now += 60.0
+
+    assert not streams.has_waited
+
+
+def test_stream_is_stuck_when_it_begins_later_than_all_prompts_take(clock: Times) -> None:
+    """Ten tokens took 0.1 s; three such prompts are expected to take 0.1 + 30 * 0.01 s."""
+    streams = begun(clock, "a")
+    for name in "bcd":
+        streams.submitted(name, 10)
+    clock.now += 0.55
+    too_early = streams.is_stuck
+    clock.now += 0.1
+
+    assert (too_early, streams.is_stuck) == (False, True)
+
+
+def test_answers_that_come_as_a_whole_are_not_stuck(clock: Times) -> None:
+    streams = begun(clock, "a")
+    streams.submitted("b", 10, streams=False)
+    clock.now += 60.0
+
+    assert not streams.is_stuck
+    assert (streams.num_prefilling, streams.num_waiting) == (0, 1)
+
+
+def test_most_answers_at_once_are_remembered(clock: Times) -> None:
+    streams = begun(clock, "a", "b")
+    streams.ended("a")
+
+    assert (streams.num_begun, streams.most_begun) == (1, 2)

@@ -20,7 +20,7 @@ RATE_RPS = 4.3
 
 
 def rounds_of(name: str) -> list[Round]:
-    loads = [arrivals(seed, RATE_RPS) for seed in range(3)]
+    loads = [arrivals(seed, RATE_RPS) for seed in range(6)]
     return [round_of(serve(FRONTS[name], load, DURATION_S, SETUP)) for load in loads]
 
 

@@ -6,27 +6,22 @@ from typing import Any
 import pytest
 
 from shared.contracts.control import EvictRequest
-from shared.contracts.lanes import inbox_name, relegated_name
-from shared.contracts.qos import Importance, Slo
+from shared.contracts.qos import Slo
 from shared.contracts.requests import Progress
-from shared.contracts.telemetry import Capability
 from solver.instance import commands as do
 from solver.instance.events import Draining
 from solver.instance.request import SUSPECT_CRASHES
-from solver.planning.lanes import lane_for
 from tests.clocks import NOW
 from tests.queued import (
     BATCH,
     BEST_EFFORT,
     CHAT,
-    LAYOUT,
-    MODEL,
     OTHER,
     a_request,
     lane_of,
     sampling,
 )
-from tests.unit.instance.driver import OURS, Driver, R, a_profile, segment
+from tests.unit.instance.driver import OURS, Driver, R, segment
 
 RESUME = lane_of().resume_name
 NIGHT = Slo(ttlt_s=24 * 3600.0)
@@ -40,225 +35,6 @@ def test_window_head_runs_first_up_to_the_engines_slots():
 
     driver.end("first")
     assert driver.running == {"sooner"}
-
-
-def server_without_order() -> Driver:
-    """A server that does not order prefills; each prefill takes 0.2 s of the 0.3 s at once."""
-    driver = Driver(capabilities=frozenset({Capability.RESUME}), max_prefill_s=0.3)
-    driver.profile(a_profile(constant_s=0.2))
-    return driver
-
-
-def test_urgent_request_waits_for_one_prefill_at_a_server_without_order():
-    driver = server_without_order()
-    driver.put(a_request("first"), *(a_request(f"b{n}", slo=BATCH) for n in range(3)))
-    driver.put(a_request("urgent"))
-    driver.wait(1.0)
-    assert driver.running == {"first"}
-    assert "urgent" in driver.window
-
-    driver.generate("first")
-    assert driver.running == {"first", "urgent"}
-
-
-def test_end_of_a_run_without_a_token_lets_the_next_prefill_begin():
-    driver = server_without_order()
-    driver.put(a_request("first"), a_request("second"))
-    driver.wait(1.0)
-    assert driver.running == {"first"}
-
-    driver.end("first")
-
-    assert driver.running == {"second"}
-
-
-def server_with_a_full_prefill() -> Driver:
-    """A server that does not order prefills, and has all the prefill that it may have at once."""
-    driver = Driver(capabilities=frozenset({Capability.RESUME}), max_prefill_s=0.3)
-    driver.profile(a_profile(constant_s=0.4))
-    driver.put(a_request("long"))
-    assert driver.running == {"long"}
-    return driver
-
-
-def test_requests_stay_in_their_lanes_while_a_server_without_order_has_much_to_prefill():
-    driver = server_with_a_full_prefill()
-    driver.put(a_request("chat"), a_request("batch", slo=BATCH))
-    driver.wait(2.0)
-    assert driver.window == set()
-
-    driver.generate("long")
-    assert driver.running == {"long", "chat"}
-
-
-def test_requests_stay_in_their_lanes_while_an_interactive_request_waits():
-    driver = server_without_order()
-    driver.put(a_request("first"), a_request("second"))
-    driver.wait(2.0)
-    driver.put(a_request("third"))
-    driver.wait(2.0)
-    assert (driver.running, driver.window) == ({"first"}, {"second"})
-
-
-def test_best_effort_is_pulled_although_a_server_without_order_has_much_to_prefill():
-    driver = server_with_a_full_prefill()
-    driver.put(a_request("chat"), a_request("free", slo=BEST_EFFORT))
-    driver.wait(2.0)
-    assert driver.window == {"free"}
-
-
-def test_requests_for_one_instance_alone_are_pulled_although_its_server_has_much_to_prefill():
-    driver = server_with_a_full_prefill()
-    driver.put(a_request("own"), queue=inbox_name(OURS))
-    driver.wait(2.0)
-    assert driver.window == {"own"}
-
-
-def test_unimportant_request_waits_after_a_server_without_order_had_much_to_prefill():
-    driver = server_with_a_full_prefill()
-    low = lane_for(
-        model=MODEL, importance=Importance.LOW, time_left_s=50.0, work_tokens=32, layout=LAYOUT
-    )
-    driver.put(
-        a_request("low", slo=Slo(ttlt_s=50.0), importance=Importance.LOW), queue=low.queue_name
-    )
-    driver.put(a_request("high", slo=Slo(ttlt_s=90.0)))
-
-    driver.generate("long")
-    assert driver.running == {"long", "high"}
-
-
-LONG = 100
-"""Tokens of a prompt whose prefill takes 1 s at `server_with_long_prefills`."""
-
-
-def server_with_long_prefills() -> Driver:
-    """A server that does not order prefills; a chat answers on it, and its next token is due."""
-    driver = Driver(capabilities=frozenset({Capability.RESUME}), aging_bound_s=60.0)
-    driver.profile(a_profile(constant_s=0.0, linear_s=0.01))
-    driver.put(a_request("chat", slo=Slo(ttft_s=0.5, tbt_s=0.1), sampling=sampling(1000)))
-    driver.generate("chat")
-    return driver
-
-
-@pytest.mark.parametrize(
-    ("long", "short"),
-    [({"slo": BATCH}, {}), ({"relegated": True}, {}), ({}, {"relegated": True})],
-    ids=["batch", "relegated", "best effort"],
-)
-def test_long_prefill_waits_until_interactive_answers_are_ahead_of_their_deadlines(
-    long: dict[str, Any], short: dict[str, Any]
-):
-    driver = server_with_long_prefills()
-    driver.put(a_request("long", prompt_tokens=LONG, **({"slo": BEST_EFFORT} | long)))
-    driver.put(a_request("short", **({"slo": BEST_EFFORT} | short)))
-    driver.wait(0.2)
-    assert driver.running == {"chat", "short"}  # a short prefill delays the answer by 0.04 s
-
-    driver.generate("short")
-    driver.generate("chat", 7)  # the next token is due in 1.2 s
-    assert driver.running == {"chat", "short", "long"}
-
-
-def test_interactive_request_begins_even_if_its_prefill_delays_answers():
-    driver = server_with_long_prefills()
-    driver.put(a_request("urgent", prompt_tokens=LONG))
-    assert driver.running == {"chat", "urgent"}
-
-
-def server_with_two_answers() -> Driver:
-    """A server with long prefills and two chats, whose next tokens are due within 0.5 s."""
-    driver = server_with_long_prefills()
-    driver.put(a_request("second", slo=Slo(ttft_s=0.5, tbt_s=0.1), sampling=sampling(1000)))
-    driver.generate("second")
-    return driver
-
-
-def test_interactive_request_waits_while_its_prefill_makes_two_answers_late():
-    driver = server_with_two_answers()
-    driver.put(a_request("urgent", prompt_tokens=LONG, slo=Slo(ttft_s=9.0, tbt_s=0.1)))
-    assert driver.running == {"chat", "second"}
-
-    driver.generate("second", 9)  # one answer is ahead of its deadline by more than the prefill
-    driver.wait(0.1)
-    assert driver.running == {"chat", "second", "urgent"}
-
-
-def test_interactive_request_that_waits_for_answers_too_long_is_relegated():
-    driver = server_with_two_answers()
-    driver.put(a_request("urgent", prompt_tokens=LONG, slo=Slo(ttft_s=1.2, tbt_s=0.1)))
-    for number in range(2, 9):
-        driver.wait(0.1)
-        driver.generate("chat", number)
-        driver.generate("second", number)
-    assert driver.status.totals.relegated == 1
-    assert driver.running == {"chat", "second"}
-
-
-def keep_pace(driver: Driver, until_s: float) -> None:
-    """Let the chat get each token in time, but not long before."""
-    while driver.now < NOW + until_s:
-        driver.wait(0.5)
-        driver.generate("chat", round((driver.now - NOW) / 0.1) + 1)
-
-
-@pytest.mark.parametrize(
-    ("fields", "waits_s"),
-    [({"slo": Slo(ttlt_s=9.0)}, 8.0), ({"relegated": True}, 60.0)],
-    ids=["until its own deadline is near", "until its aging bound"],
-)
-def test_long_prefill_waits_only_while_it_has_time(fields: dict[str, Any], waits_s: float):
-    driver = server_with_long_prefills()
-    driver.put(a_request("long", prompt_tokens=LONG, sampling=sampling(1), **fields))
-
-    keep_pace(driver, waits_s - 1.0)
-    assert driver.running == {"chat"}
-
-    keep_pace(driver, waits_s + 0.5)
-    assert driver.running == {"chat", "long"}
-
-
-def test_answer_that_is_late_already_makes_no_prefill_wait():
-    driver = server_with_long_prefills()
-    driver.wait(5.0)
-    driver.put(a_request("long", prompt_tokens=LONG, slo=BEST_EFFORT))
-    assert driver.running == {"chat", "long"}
-
-
-def test_waiting_relegated_requests_do_not_fill_the_window():
-    driver = server_with_long_prefills()
-    late = (a_request(f"r{n}", prompt_tokens=LONG, relegated=True) for n in range(9))
-    driver.put(*late, queue=relegated_name(MODEL))
-    driver.put(*(a_request(f"f{n}", slo=BEST_EFFORT) for n in range(3)))
-    driver.wait(0.2)
-
-    assert driver.running == {"chat", "f0", "f1", "f2"}
-    assert len(driver.window) < 8
-
-
-@pytest.mark.parametrize(("others", "next_run"), [(0, "low"), (3, "high")])
-def test_unimportant_request_waits_in_an_overload(others: int, next_run: str):
-    driver = server_without_order()
-    driver.put(
-        a_request("first"),
-        a_request("low", slo=Slo(ttlt_s=50.0), importance=Importance.LOW),
-        a_request("high", slo=Slo(ttlt_s=90.0)),
-        *(a_request(f"b{n}", slo=BATCH) for n in range(others)),
-    )
-    driver.wait(1.0)
-    assert driver.running == {"first"}
-
-    driver.generate("first")
-    assert driver.running == {"first", next_run}
-
-
-def test_engine_with_an_order_of_its_own_gets_all_prefills():
-    driver = Driver(max_prefill_s=0.3)
-    driver.profile(a_profile(constant_s=0.2))
-    driver.put(*(a_request(f"r{n}") for n in range(4)))
-    driver.wait(1.0)
-
-    assert len(driver.running) == 4
 
 
 @pytest.mark.parametrize(("capacity", "running"), [(120, {"r0", "r1"}), (10, {"r0"})])
