@@ -26,6 +26,8 @@ class LoadRequest:
     slo: Slo
     importance: Importance
     outcome: Outcome
+    priority: int = 0
+    """Priority that a client gives to vLLM's server, lower first."""
     ended: Callable[[], None] = lambda: None
     """Is called after the last token."""
 
@@ -72,7 +74,7 @@ class ClientSideBalancer:
             ServerRun(
                 prompt_tokens=request.prompt_tokens,
                 output_tokens=request.output_tokens,
-                priority=PRIORITIES[request.class_name] if self.has_priorities else 0,
+                priority=request.priority if self.has_priorities else 0,
                 on_token=lambda number: request.on_token(number, self.timeline.now),
             )
         )

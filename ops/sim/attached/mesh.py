@@ -92,6 +92,11 @@ class Mesh:
             )
             self._instances.append(_AttachedInstance(self, server, settings))
 
+    @property
+    def num_evicted(self) -> int:
+        """Number of runs that the instances have ended to begin others."""
+        return sum(each.instance.totals.evicted for each in self._instances)
+
     def send(self, wanted: LoadRequest) -> None:
         """Group a request, and put it into its lane."""
         self.timeline.after(GROUPED_S, partial(self._group, wanted))

@@ -4,7 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ops.sim.attached.fronts import BATCH, INTERACTIVE, ClientSideBalancer, Front, LoadRequest
+from ops.sim.attached.fronts import (
+    BATCH,
+    INTERACTIVE,
+    PRIORITIES,
+    ClientSideBalancer,
+    Front,
+    LoadRequest,
+)
 from ops.sim.attached.mesh import Mesh
 from ops.sim.attached.outcomes import Outcome
 from ops.sim.attached.servers import Device, Server
@@ -89,6 +96,7 @@ def serve(
             slo=Slo(),
             importance=Importance.LOW,
             outcome=Outcome(timeline.now),
+            priority=PRIORITIES[BATCH],
             ended=send_batch,
         )
         batch.append(request)
@@ -102,6 +110,7 @@ def serve(
             slo=setup.slos[arrival.class_name],
             importance=Importance.HIGH if arrival.class_name == INTERACTIVE else Importance.LOW,
             outcome=Outcome(timeline.now),
+            priority=PRIORITIES[arrival.class_name],
         )
         requests.append(request)
         front.send(request)
