@@ -19,7 +19,7 @@ from ops.bench.doors_cells import CELLS, SECONDS, SHARES, Cell
 from ops.bench.doors_server import PLAIN
 from ops.bench.doors_simulated_report import Place, report
 from ops.bench.doors_simulated_rounds import ARMS, CLIENTS, Load, Round, serve
-from ops.bench.progress import counted
+from ops.bench.progress import counted, say
 from ops.bench.rate_search import RateSearch
 from ops.bench.result import Result
 from shared.contracts.base import Seconds
@@ -98,7 +98,11 @@ async def run(*, seed: int, quick: bool, broker: str | None) -> Result:  # noqa:
     names, shares = (QUICK_CELLS, QUICK_LOADS) if quick else (tuple(SIMULATED), tuple(SHARES))
     searches = [Search(cell=SIMULATED[name], loads=shares, seeds=seeds) for name in names]
     with ProcessPoolExecutor() as pool:
-        places = [place for found in pool.map(Search.places, searches) for place in found]
+        places: list[Place] = []
+        for found in pool.map(Search.places, searches):
+            rates = ", ".join(f"{place.load} at {place.rate_rps:.2f}/s" for place in found)
+            say(f"{found[0].cell}: the best client misses {rates}")
+            places += found
         asked = [(place, each) for place in places for each in seeds]
         rounds = counted(pool.map(_rounds, *zip(*asked, strict=True)), len(asked), "loads")
         every = list(zip(asked, rounds, strict=True))
