@@ -39,7 +39,7 @@ SIMULATED: Mapping[str, Cell] = {
         *(CELLS[name] for name in ("tiers-8", "two-models-8", "long-answers-8")),
     )
 }
-QUICK_CELLS = ("chat-batch-8", "plain-8", "tiers-8")
+QUICK_CELLS = ("chat-batch-8", "tiers-8")
 QUICK_LOADS = ("10%", "50%")
 NUM_SEEDS = 3
 _PROBES = 8
@@ -92,7 +92,7 @@ class Search:
 
 
 async def run(*, seed: int, quick: bool, broker: str | None) -> Result:  # noqa: ARG001 - as all benches
-    """Run the benchmark; a quick run has one seed, three cells and two loads."""
+    """Run the benchmark; a quick run has one seed, two cells and two loads."""
     result = Result(name="doors_simulated", seed=seed, quick=quick)
     seeds = range(seed, seed + (1 if quick else NUM_SEEDS))
     names, shares = (QUICK_CELLS, QUICK_LOADS) if quick else (tuple(SIMULATED), tuple(SHARES))
