@@ -37,7 +37,12 @@ class SharedTurns:
         instance finds the queue empty before.
         """
         turn: asyncio.Future[PullEnded | None] = self._loop.create_future()
-        asking = self._turns.ask(instance, queue, lambda: turn.set_result(None), turn.set_result)
+
+        def answer(nothing: PullEnded | None) -> None:
+            if not turn.done():  # the caller may have been cancelled just before
+                turn.set_result(nothing)
+
+        asking = self._turns.ask(instance, queue, lambda: answer(None), answer)
         try:
             nothing = await turn
         except asyncio.CancelledError:

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from shared.contracts.base import Seconds
 from solver.instance.admission.urgent import DEFAULT_TARGET_S
@@ -17,6 +18,7 @@ _UNPROVEN, _PER_PULL = 0.3, 0.1
 """Waits in multiples of the target, see `Turns._rank`."""
 _CONCURRENT = 2
 """Pulls from one queue at once."""
+T = TypeVar("T")
 Granted = Callable[[], None]
 Refused = Callable[[PullEnded], None]
 
@@ -100,8 +102,8 @@ class Turns:
                 failed for this instance only.
         """
         queue = asking.queue
-        self._in_flight[queue] -= 1
-        self._granted[asking.instance] -= 1
+        _forget_one(self._in_flight, queue)
+        _forget_one(self._granted, asking.instance)
         if nothing is None:
             self._look(queue)
             return
@@ -143,3 +145,10 @@ class Turns:
         wait_s += _PER_PULL * self._granted[instance] * unit_s
         wait_s += _UNPROVEN * (free <= unproven) * unit_s
         return (free <= 0 or not instance.may_pull, wait_s, instance.room.taken(instance.engine))
+
+
+def _forget_one(counts: Counter[T], key: T) -> None:
+    """Count one less, without an entry for nothing."""
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
