@@ -156,6 +156,12 @@ class FleetLimits:
         """Add the limit of a server of this kind."""
         self._kinds.setdefault(kind, []).append(limit)
 
+    def leave(self, limit: ConcurrencyLimit) -> None:
+        """Forget the limit of a server that has left."""
+        for limits in self._kinds.values():
+            if limit in limits:
+                limits.remove(limit)
+
     def found(self, limit: ConcurrencyLimit) -> None:
         """Compare the places that were found of one server with those of the others of its kind."""
         for limits in self._kinds.values():

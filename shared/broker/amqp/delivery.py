@@ -10,7 +10,6 @@ from aiormq.channel import Channel
 
 from shared.broker.amqp.connection import CLOSE_TIMEOUT_S
 from shared.broker.amqp.errors import amqp_errors
-from shared.broker.amqp.frames import ack_frame, write
 from shared.broker.protocol import Delivery, Settlement
 from shared.contracts.errors import MeshError
 
@@ -88,7 +87,7 @@ class DeliveryChannel:
 
     async def _send(self, tag: int, how: Settlement) -> None:
         if how is Settlement.ACK:
-            await write(self.raw, ack_frame(self.raw, tag))
+            await self.raw.basic_ack(tag, wait=False)
             return
         # basic.reject, since RabbitMQ 4.3 and later do not count a requeue by basic.nack as a
         # delivery.

@@ -2,16 +2,12 @@
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import cast
 
 from aiormq import spec
-from aiormq.abc import DeliveredMessage
-from aiormq.channel import Channel
 
 from shared.broker.amqp.connection import AmqpConnection
 from shared.broker.amqp.delivery import DeliveryChannel
 from shared.broker.amqp.errors import amqp_errors
-from shared.broker.amqp.frames import get_frame, write
 from shared.broker.protocol import Delivery, Settlement
 from shared.broker.tasks import OwnedTasks
 from shared.contracts.errors import BrokerUnavailableError, QueueNotFoundError
@@ -103,7 +99,7 @@ class AmqpGetter:
         channel = await self._channel(channels)
         try:
             with amqp_errors(f"get {queue}"):
-                message = await _first_of(queue, channel.raw)
+                message = await channel.raw.basic_get(queue)
         except QueueNotFoundError:
             if self._queues.get(queue) is channels:
                 del self._queues[queue]
@@ -147,16 +143,3 @@ class AmqpGetter:
             self._tasks.spawn(
                 delivery.settle(Settlement.REQUEUE), name=f"hand back {task.get_name()}"
             )
-
-
-async def _first_of(queue: str, channel: Channel) -> DeliveredMessage:
-    """
-    The answer to a `basic.get`, on a channel on which nothing else is asked.
-
-    The library's own call has three tasks and two locks for what others may ask meanwhile.
-    """
-    channel.getter = channel.create_future()
-    await write(channel, get_frame(channel, queue))
-    _, message = await channel.getter
-    channel.rpc_frames.get_nowait()  # the library keeps the answer here also
-    return cast("DeliveredMessage", message)

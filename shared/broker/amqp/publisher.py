@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from math import ceil
 
 from aiormq import spec
 from aiormq.channel import Channel
@@ -15,7 +16,6 @@ from aiormq.exceptions import (
 
 from shared.broker.amqp.connection import AmqpConnection
 from shared.broker.amqp.errors import amqp_errors
-from shared.broker.amqp.frames import milliseconds, publish_frames, write
 from shared.broker.protocol import OutMessage, PublishOutcome
 from shared.contracts.errors import BrokerConflictError, MeshError, QueueNotFoundError
 
@@ -78,7 +78,13 @@ class AmqpPublisher:
             return
         with amqp_errors(f"send to {exchange!r}"):
             channel = await self._channel(confirms=False)
-            await write(channel, publish_frames(channel, exchange, routing_key, message))
+            await channel.basic_publish(
+                message.body,
+                exchange=exchange,
+                routing_key=routing_key,
+                properties=_properties(message),
+                wait=False,
+            )
             # This call waits until the socket accepts bytes, which bounds the buffer, but not for
             # the broker's answer.
             await self._connection.drain()
@@ -150,5 +156,10 @@ def _properties(message: OutMessage) -> spec.Basic.Properties:
         reply_to=message.reply_to,
         message_type=message.kind or None,
         user_id=message.user_id,
-        expiration=milliseconds(message.expiration_s),
+        expiration=_milliseconds(message.expiration_s),
     )
+
+
+def _milliseconds(seconds: float | None) -> str | None:
+    """Lifetime of a message in AMQP's form."""
+    return None if seconds is None else str(max(0, ceil(seconds * 1000)))

@@ -18,48 +18,30 @@ class SlowQueue:
     """A connection to one queue, which has one message and answers after the event *may*."""
 
     timeout_s = 1.0
+    is_closed = False
 
     def __init__(self) -> None:
         self.may = asyncio.Event()
         self.num_asked = 0
-        self.is_ready = True
+        self._is_ready = True
 
     async def open_channel(self) -> Any:
-        return SlowChannel(self)
+        return self
 
-
-class SlowChannel:
-    """A channel of `SlowQueue`, with what the getter uses of aiormq's."""
-
-    is_closed = False
-    number = 1
-
-    def __init__(self, queue: SlowQueue) -> None:
-        self._queue = queue
-        self.write_queue = self
-        self.rpc_frames: asyncio.Queue[spec.Basic.GetOk | spec.Basic.GetEmpty] = asyncio.Queue()
-        self.getter: asyncio.Future[object] | None = None
-
-    def create_future(self) -> asyncio.Future[object]:
-        return asyncio.get_running_loop().create_future()
-
-    async def put(self, _frame: object) -> None:
-        self._queue.num_asked += 1
-        await self._queue.may.wait()
-        was_ready, self._queue.is_ready = self._queue.is_ready, False
+    async def basic_get(self, _queue: str) -> DeliveredMessage:
+        self.num_asked += 1
+        await self.may.wait()
+        was_ready, self._is_ready = self._is_ready, False
         found = spec.Basic.GetOk(delivery_tag=1) if was_ready else spec.Basic.GetEmpty()
-        message = DeliveredMessage(
+        return DeliveredMessage(
             delivery=found,
             header=ContentHeader(properties=spec.Basic.Properties()),
             body=b"message",
             channel=None,  # type: ignore[arg-type]  # not used
         )
-        assert self.getter is not None
-        self.getter.set_result((found, message))
-        self.rpc_frames.put_nowait(found)
 
     async def basic_reject(self, _tag: int, **_: object) -> None:
-        self._queue.is_ready = True
+        self._is_ready = True
 
 
 async def test_calls_that_have_not_asked_end_with_their_callers() -> None:

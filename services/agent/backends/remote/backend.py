@@ -219,6 +219,7 @@ class RemoteEngine(AnsweringBackend):
             watch.cancel()
             await asyncio.wait({watch})
         self._die("the instance was closed")
+        self._fleet.leave(self._limit)
         if self._host is not None:
             self._host.detach(self._settings.url)
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -354,14 +355,19 @@ class RemoteEngine(AnsweringBackend):
                 task.cancel()
 
     async def _watched(self) -> None:
-        """Look at the server's health and load."""
-        missed = 0
+        """Look at the server's health and load, and more often at its load while it is unsure."""
+        missed, looked_at = 0, time.monotonic()
         while True:
-            is_unsure = self._streams.num_waiting and not self._limit.is_sure
+            is_unsure = self._streams.num_waiting and not self._limit.is_sure and not missed
             await asyncio.sleep(UNSURE_PERIOD_S if is_unsure else WATCH_PERIOD_S)
             if not self._alive:
                 missed = 0
                 continue
+            if not self._has_metrics:
+                self._estimate()
+                if time.monotonic() - looked_at < WATCH_PERIOD_S:
+                    continue
+            looked_at = time.monotonic()
             try:
                 await self._look()
                 missed = 0
@@ -380,7 +386,6 @@ class RemoteEngine(AnsweringBackend):
         """
         if not (self._has_metrics and await self._measure()):
             await self._server.healthy()
-            self._estimate()
 
     def _estimate(self) -> None:
         """Adapt to the queue in a server that does not report it, as our answers show it."""

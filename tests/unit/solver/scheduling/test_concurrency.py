@@ -151,3 +151,16 @@ def test_equal_numbers_of_two_servers_confirm_each_other() -> None:
         fleet.found(limit)
 
     assert all(each.is_sure for each in limits)
+
+
+def test_server_that_has_left_confirms_nothing() -> None:
+    fleet = FleetLimits()
+    gone, here = (ConcurrencyLimit(most=MOST, first=MOST) for _ in range(2))
+    for limit in (gone, here):
+        fleet.join("vllm", limit)
+    look(gone, running=8, waiting=2)
+    fleet.leave(gone)
+    look(here, running=8, waiting=2)
+    fleet.found(here)
+
+    assert not here.is_sure
