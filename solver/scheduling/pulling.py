@@ -192,13 +192,16 @@ class PullOrder:
         """
         The heads of *pool* whose turn it is.
 
-        Decided: queues of relegated requests and of best effort take turns. In a long overload
-        relegated requests alone would fill the capacity that regular work leaves.
+        Decided: relegated requests, whose clients wait already, precede work whose deadline
+        is far; that becomes regular work in time. They take turns with best effort, which in a long
+        overload would otherwise get nothing of the capacity that regular work leaves.
         """
         relegated = [head for head in pool if head.source.kind is SourceKind.RELEGATED]
         others = [head for head in pool if head.source.kind is not SourceKind.RELEGATED]
         if not relegated or not others:
             return pool
+        if not any(head.source.best_effort for head in others):
+            return relegated
         chosen = relegated if self._is_relegated_next else others
         self._is_relegated_next = not self._is_relegated_next
         return chosen

@@ -128,6 +128,15 @@ def test_relegated_work_and_best_effort_take_turns():
     assert [queue for queue in pulls if queue != "lane"] == ["relegated", "batch"] * 2
 
 
+def test_relegated_work_precedes_work_whose_deadline_is_far():
+    relegated = source("relegated", 0.0, SourceKind.RELEGATED)
+    order = order_of(relegated, source("far", 2 * FAR_S))
+
+    assert [next_of(order) for _ in range(3)] == ["relegated"] * 3
+    order.empty("relegated", NOW)
+    assert next_of(order) == "far"
+
+
 def test_the_turn_of_an_empty_queue_goes_to_the_other():
     relegated = source("relegated", 0.0, SourceKind.RELEGATED)
     order = order_of(relegated, source("batch", math.inf))
