@@ -186,7 +186,7 @@ class HistoryEntry(Value, frozen=True, kw_only=True, omit_defaults=True):
     at: UnixTime
     instance_id: InstanceId
     what: str
-    """`evicted`, `swapped out`, `resumed`, `handed back`, `relegated`, `activated`, ..."""
+    """`evicted`, `swapped out`, `resumed`, `handed back`, `relegated`, `passed on`, ..."""
     why: str = ""
     pulled_at: UnixTime | None = None
     """Time at which the instance pulled the request; None from agents of older versions."""

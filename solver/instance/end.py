@@ -84,10 +84,19 @@ def on_begun(instance: InstanceState, event: Begun, now: UnixTime) -> Iterator[C
         if held.run is not None and held.rank is Rank.REGULAR:
             measured_s = now - held.run.submitted_at
             instance.room.prefill_pace.add(predicted_s=held.run.prefill_s, measured_s=measured_s)
+            due_at = held.request.slo.token_deadline_at(held.request.arrived_at, 1)
+            _note_first_token(instance, held, now, in_time=now <= due_at)
         instance.requests.begin(held)
         instance.work.pull = True
         instance.work.admit |= instance.orders_prefills
     yield from ()
+
+
+def _note_first_token(instance: InstanceState, held: Held, now: UnixTime, *, in_time: bool) -> None:
+    """Record whether a request with a target for its first token met it."""
+    request = held.request
+    if request.slo.ttft_s is not None and held.first_token_at is None:
+        instance.holding.served(request.arrived_at, now - request.arrived_at, in_time=in_time)
 
 
 def on_outgrown(instance: InstanceState, event: Outgrown, _now: UnixTime) -> Iterator[Command]:
@@ -197,6 +206,8 @@ def expire(instance: InstanceState, now: UnixTime) -> Iterator[Command]:
 def fail_expired(instance: InstanceState, held: Held, place: str) -> Iterator[Command]:
     """End a request that has reached its end; the final reply gives its place and its tokens."""
     instance.totals.expired[place] += 1
+    if place != RUN and held.rank is Rank.REGULAR:
+        _note_first_token(instance, held, instance.now, in_time=False)
     us, request = instance.settings.instance_id, held.request
     num_tokens = instance.requests.generated(held)
     tokens = f"with {num_tokens} of at most {request.sampling.max_tokens} tokens"
@@ -218,6 +229,7 @@ def fail_expired(instance: InstanceState, held: Held, place: str) -> Iterator[Co
 def relegate(instance: InstanceState, held: Held) -> Iterator[Command]:
     """The request loses its SLO and waits for room in the relegated queue (QoServe §3.4)."""
     instance.totals.relegated += 1
+    _note_first_token(instance, held, instance.now, in_time=False)
     attempts = _again(held.request.attempts, relegated=True)
     queue = relegated_name(held.request.model.base)
     instance.note(held, "relegated", "it cannot meet its deadline")

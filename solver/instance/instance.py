@@ -7,7 +7,7 @@ from typing import Any
 from shared.contracts.base import RunId, UnixTime
 from solver.instance import end, follow, models, planless, pull
 from solver.instance.admission import admit
-from solver.instance.commands import Command, WakeAt
+from solver.instance.commands import Command, Say, WakeAt
 from solver.instance.events import (
     Added,
     Begun,
@@ -166,8 +166,9 @@ def _on_loaded(instance: InstanceState, event: Loaded, now: UnixTime) -> Iterato
         instance.work.admit = instance.work.pull = True
     if instance.orders_prefills:
         instance.work.serve()  # work that could wait may be urgent now
+        if instance.holding.look(now):
+            yield Say(event="holding.changed", fields=(("now", instance.holding.reason),))
     admit.hand_back_late(instance, now)
-    yield from ()
 
 
 def _on_cancelled(instance: InstanceState, event: Cancelled, _now: UnixTime) -> Iterator[Command]:

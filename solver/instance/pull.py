@@ -84,12 +84,14 @@ class _Room(NamedTuple):
 def _room(instance: InstanceState, now: UnixTime) -> _Room | None:
     """Room for one more request; None if there is none at all."""
     held, bounds = work(instance)
-    if not has_room(held, bounds):
+    passes = instance.orders_prefills and instance.holding.passes
+    if not passes and not has_room(held, bounds):
         return None
     if not instance.orders_prefills:
         return _Room(regular=True, yielding=has_best_effort_room(held, bounds))
     # An interactive request that has to wait here could begin elsewhere, as could the next one.
-    waits = instance.requests.has_interactive_waiting or is_crowded(instance, now)
+    is_held = is_crowded(instance, now) and not passes
+    waits = instance.requests.has_interactive_waiting or is_held
     regular = num_free(instance) > 0 and not waits
     return _Room(regular=regular, yielding=has_patient_room(instance, now))
 

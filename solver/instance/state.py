@@ -14,6 +14,7 @@ from shared.contracts.lanes import LaneLayout, inbox_name
 from shared.contracts.plans import PlanPublished, Segment
 from shared.contracts.requests import MAX_HISTORY, HistoryEntry, QueuedRequest
 from shared.contracts.telemetry import Capability, InstanceTotals
+from solver.instance.admission.holding import Holding
 from solver.instance.admission.urgent import Urgent
 from solver.instance.events import EngineView, ModelFacts
 from solver.instance.renewal.renewals import Renewals
@@ -254,6 +255,7 @@ class InstanceState:
         self.departed: OrderedDict[RequestId, str] = OrderedDict()
         """Request that left recently -> its outcome."""
         self.urgent = Urgent()
+        self.holding = Holding()
         self.renewals = Renewals(timeout_s=settings.consumer_timeout_s)
         self.totals = Totals()
         self.following = Following(plan_at=0.0, busy_at=now)

@@ -27,10 +27,10 @@ def sentence_of(story: Story) -> str:
     """
     missed = lateness_of(story)
     if missed is None:
-        return f"{_in_time(story)}{_disturbance(story)}."
+        return f"{_in_time(story)}{_disturbance(story)}{_passed(story)}."
     shares = lost_time(story)
     cause = _clause(story, shares[0]) if shares else "of times that its record does not have"
-    return f"{_late(story, missed)} because {cause}."
+    return f"{_late(story, missed)} because {cause}{_passed(story)}."
 
 
 def _late(story: Story, missed: Lateness) -> str:
@@ -65,6 +65,14 @@ def _disturbance(story: Story) -> str:
     longest = max(found, key=lambda each: each.duration_s)
     share = Share(phase=longest.phase, lost_s=longest.duration_s, longest=longest)
     return f"; {_clause(story, share)}"
+
+
+def _passed(story: Story) -> str:
+    """That the last instance did not hold work back when it began the request; else empty."""
+    passed = [each for each in story.history if each.what == Step.PASSED.value]
+    if not passed or passed[-1].instance_id != story.instance_id:
+        return ""
+    return f"; {story.instance_id} passed it on without holding work back, {passed[-1].why}"
 
 
 def _clause(story: Story, share: Share) -> str:

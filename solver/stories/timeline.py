@@ -14,6 +14,8 @@ class Step(Enum):
     EVICTED = "evicted"
     SWAPPED_OUT = "swapped out"
     RESUMED = "resumed"
+    PASSED = "passed on"
+    """The instance did not hold work back for urgent requests when the run began."""
     RELEGATED = "relegated"
     HANDED_BACK = "handed back"
     CRASHED = "returned when the engine died"
@@ -144,6 +146,8 @@ class _Walk:
                 self.to(entry.at, Phase.DIED, entry.instance_id, entry.why)
             case Step.RESUMED:
                 self._wait(entry.at)
+            case Step.PASSED:
+                self.stay(entry.instance_id, entry.pulled_at, None, entry.at)
             case step:
                 self.stay(entry.instance_id, entry.pulled_at, entry.begun_at, entry.at)
                 if step is not None:

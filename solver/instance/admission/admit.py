@@ -48,6 +48,8 @@ def begin(instance: InstanceState, held: Held, now: UnixTime) -> Iterator[Comman
     """Submit a waiting or resting request to the engine."""
     if held.lease is not None:
         instance.note(held, "resumed")
+    if instance.orders_prefills and instance.holding.passes:
+        instance.note(held, "passed on", instance.holding.reason)
     run = Run(
         run_id=instance.run_id(),
         submitted_at=now,

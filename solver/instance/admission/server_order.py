@@ -75,6 +75,8 @@ def has_patient_room(instance: InstanceState, now: UnixTime, *, taken: int = 0) 
     free = num_free(instance) + taken
     if free <= 0:
         return free + instance.engine.spare_running > 0
+    if instance.holding.passes:
+        return True
     if free <= num_reserved(instance, now):
         return False
     target_s = instance.urgent.target_s(now)
@@ -96,7 +98,7 @@ def relegate_late(instance: InstanceState, now: UnixTime) -> Iterator[Command]:
 
 def waits_for_urgent(instance: InstanceState, held: Held, now: UnixTime) -> bool:
     """True if *held* should wait, because it would delay more urgent work."""
-    if not instance.orders_prefills:
+    if not instance.orders_prefills or instance.holding.passes:
         return False
     if is_patient(instance, held, now):
         return not has_patient_room(instance, now, taken=1) or _num_delayed(instance, held, now) > 0

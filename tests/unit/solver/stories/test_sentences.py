@@ -10,7 +10,7 @@ from solver.planning.lso.operations import Rule, because
 from solver.stories.lost_time import lost_time
 from solver.stories.sentence import seconds, sentence_of
 from tests.clocks import NOW
-from tests.unit.solver.stories.lives import a_step, a_story
+from tests.unit.solver.stories.lives import A1, a_step, a_story
 
 PACED = Slo(ttft_s=3.0, tbt_s=0.1)
 WHOLE = Slo(ttlt_s=10.0)
@@ -143,6 +143,16 @@ EXAMPLES = {
             "101 tokens took 20.0 s (200 ms each)."
         ),
     ),
+    "engine, after it was passed on": (
+        a_story(
+            *(0.0, 0.1, 0.1, 4.0, 6.0),
+            history=(a_step("passed on", 0.1, pulled=0.1, instance_id=A1, why="for a trial"),),
+        ),
+        (
+            "Its first token came 3.0 s late because it waited 3.9 s in the engine of a1, behind "
+            "the prefills of others; a1 passed it on without holding work back, for a trial."
+        ),
+    ),
     "end in the lane": (
         msgspec.structs.replace(
             a_story(0.5, 0.0, 0.0, 0.0, 4.0, outcome="deadline_expired", instance_id=None),
@@ -184,6 +194,17 @@ NOT_LATE = {
         (
             "It was in time: its answer was complete 1.0 s before its deadline; a0 evicted it "
             "(reason), and it waited 1.0 s to run again."
+        ),
+    ),
+    "in time, and passed on": (
+        a_story(
+            *(0.0, 0.1, 0.1, 0.4, 6.0),
+            attained=True,
+            history=(a_step("passed on", 0.1, pulled=0.1, instance_id=A1, why="for a trial"),),
+        ),
+        (
+            "It was in time: its first token came 600 ms before its deadline; a1 passed it on "
+            "without holding work back, for a trial."
         ),
     ),
     "best effort": (

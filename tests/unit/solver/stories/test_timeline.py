@@ -88,6 +88,18 @@ def test_a_request_that_was_handed_back_waited_in_the_window_first():
     ]
 
 
+def test_a_request_that_was_passed_on_waited_in_the_window_until_then():
+    passed = a_step("passed on", 3.0, pulled=1.0, instance_id=A1, why="for a trial")
+    story = a_story(0.0, 1.0, 3.0, 6.0, 7.0, history=(passed,))
+
+    assert phases(story) == [
+        ("lane", 0.0, 1.0),
+        ("window", 1.0, 3.0),
+        ("engine", 3.0, 6.0),
+        ("decode", 6.0, 7.0),
+    ]
+
+
 def test_a_lost_pull_takes_the_time_until_the_next_pull():
     story = a_story(0.0, 5.0, 5.0, 6.0, 7.0, history=(a_step("lost", 5.0, pulled=2.0),))
 
