@@ -345,7 +345,9 @@ class Agent:
         for binding in bindings:
             await self._broker.bind(binding)
         for queue in (plans, control, profiles):
-            subscription = await self._broker.consume(queue.name, handle, prefetch=64)
+            subscription = await self._broker.consume(
+                queue.name, handle, prefetch=64, gathers_acks=True
+            )
             stack.push_async_callback(subscription.cancel)
 
 

@@ -70,7 +70,6 @@ from solver.tenants.allocator import Allocator
 from solver.tenants.leases import Holder
 
 log = structlog.get_logger()
-NOTICE_PERIOD_S = 0.01
 DISPATCH_PERIOD_S = 0.01
 EXPIRY_PERIOD_S = 0.05
 DEAD_LETTERS_AT_ONCE = 64
@@ -274,6 +273,7 @@ class _Planner:
     async def _consume_requests(self, parts: _GrouperParts) -> None:
         ports, grouper, settings = self._ports, parts.grouper, self._ports.settings.grouper
         tenants = parts.tenants
+        self._stack.push_async_callback(grouper.placement.close)
         await self._consume(
             topology.TENANTS, tenants.allocate, prefetch=64, on_broken=tenants.deposed
         )
@@ -304,7 +304,6 @@ class _Planner:
         }
         self._repeat("grouper.report", settings.report_period_s, grouper.report)
         self._repeat("grouper.tenants", DEMAND_PERIOD_S, parts.tenants.report)
-        self._repeat("grouper.notices", NOTICE_PERIOD_S, grouper.placement.send_owed_notices)
         self._repeat("grouper.expiry", EXPIRY_PERIOD_S, grouper.expiry.end_due)
 
     async def _start_store(self, store: Store, claims: Claims) -> None:
@@ -396,7 +395,9 @@ class _Planner:
         await self._listen(f"leader.{self._name}", keys, dispatcher, prefetch=64)
         broker.on_connection_lost(leader.deposed)
         handler = leader_state_handler(leader)
-        await self._consume(topology.LEADER, handler, prefetch=64, on_broken=leader.deposed)
+        await self._consume(
+            topology.LEADER, handler, prefetch=64, gathers_acks=True, on_broken=leader.deposed
+        )
         self._repeat("leader.plan", settings.plan_period_s, plan)
         self._repeat("leader.attend", ATTENTION_PERIOD_S, leader.attend)
         self._repeat("leader.advise", settings.advise_period_s, leader.advise)
@@ -412,18 +413,20 @@ class _Planner:
             await self._broker.bind(
                 BindingSpec(exchange=exchange, queue=queue.name, routing_key=key)
             )
-        await self._consume(queue.name, dispatcher.handle, prefetch)
+        await self._consume(queue.name, dispatcher.handle, prefetch, gathers_acks=True)
 
     async def _consume(
         self,
         queue: str,
         handler: DeliveryHandler,
         prefetch: int,
+        *,
+        gathers_acks: bool = False,
         on_broken: Callable[[], None] = lambda: None,
     ) -> None:
         """Consume *queue* until the process stops."""
         subscription = await self._broker.consume(
-            queue, handler, prefetch=prefetch, on_broken=on_broken
+            queue, handler, prefetch=prefetch, gathers_acks=gathers_acks, on_broken=on_broken
         )
         self._stack.push_async_callback(subscription.cancel)
 

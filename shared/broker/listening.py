@@ -41,7 +41,9 @@ async def listening(
     try:
         for exchange, key in bindings:
             await broker.bind(BindingSpec(exchange=exchange, queue=queue.name, routing_key=key))
-        subscription = await broker.consume(queue.name, on_delivery, prefetch=PREFETCH)
+        subscription = await broker.consume(
+            queue.name, on_delivery, prefetch=PREFETCH, gathers_acks=True
+        )
         try:
             yield
         finally:

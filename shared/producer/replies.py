@@ -41,7 +41,7 @@ class ReplyReader:
         await self._broker.declare_queue(queue)
         await self._broker.bind(binding)
         self._subscription = await self._broker.consume(
-            queue.name, self._on_reply, prefetch=PREFETCH
+            queue.name, self._on_reply, prefetch=PREFETCH, gathers_acks=True
         )
         self._tasks.spawn(every(TICK_S, self._tick, stop=self._stop), name="producer tick")
 

@@ -43,7 +43,9 @@ class StoryKeeper:
             binding = BindingSpec(exchange=exchange, queue=queue.name, routing_key=key)
             await self.broker.bind(binding)
         handle = Dispatcher(HANDLERS, self).handle
-        subscription = await self.broker.consume(queue.name, handle, prefetch=PREFETCH)
+        subscription = await self.broker.consume(
+            queue.name, handle, prefetch=PREFETCH, gathers_acks=True
+        )
         try:
             await stop.wait()
         finally:

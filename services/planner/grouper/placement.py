@@ -11,6 +11,7 @@ from services.planner.state import GrouperState
 from shared.broker import topology
 from shared.broker.protocol import Broker, PublishOutcome
 from shared.broker.retry import publish_until_confirmed
+from shared.broker.tasks import OwnedTasks
 from shared.broker.work_queues import WorkQueues, queued_message, stored_message
 from shared.contracts.base import Seconds, UnixTime
 from shared.contracts.ends import expiration_s, expired_error, nearest_end
@@ -89,6 +90,7 @@ class Placement:
     routing: Routing | None
     _noticed_at: dict[str, UnixTime] = field(default_factory=dict)
     _owed_notices: set[str] = field(default_factory=set)
+    _tasks: OwnedTasks = field(default_factory=OwnedTasks)
 
     async def put(self, request: QueuedRequest, *, above_share: bool) -> str:
         """
@@ -110,21 +112,18 @@ class Placement:
         """
         Notify agents that *queue* is not empty, at most once per `NOTICE_SPACING_S`.
 
-        A notice that comes too soon is sent later by `send_owed_notices`.
+        A notice that comes too soon is sent later.
         """
         now = self.clock.now()
-        if now - self._noticed_at.get(queue, 0.0) < NOTICE_SPACING_S:
+        if now - self._noticed_at.get(queue, 0.0) >= NOTICE_SPACING_S:
+            await self._notice(queue)
+        elif queue not in self._owed_notices:
             self._owed_notices.add(queue)
-            return
-        await self._notice(queue, now)
+            self._tasks.spawn(self._notice_late(queue), name=f"notice {queue}")
 
-    async def send_owed_notices(self) -> None:
-        """Send the notices that `notify` has delayed, and forget those that delay none."""
-        now = self.clock.now()
-        for queue in tuple(self._owed_notices):
-            await self._notice(queue, now)
-        for queue in [q for q, at in self._noticed_at.items() if now - at >= NOTICE_SPACING_S]:
-            del self._noticed_at[queue]
+    async def close(self) -> None:
+        """Send the notices that `notify` has delayed."""
+        await self._tasks.wait()
 
     async def _routed(self, request: QueuedRequest) -> str | None:
         """
@@ -176,7 +175,15 @@ class Placement:
         if outcome is not PublishOutcome.CONFIRMED:
             raise TransientError(f"lane {queue} did not accept the request: {outcome.value}")
 
-    async def _notice(self, queue: str, now: float) -> None:
-        self._noticed_at[queue] = now
+    async def _notice_late(self, queue: str) -> None:
+        await asyncio.sleep(NOTICE_SPACING_S)
         self._owed_notices.discard(queue)
+        await self._notice(queue)
+
+    async def _notice(self, queue: str) -> None:
+        now = self.clock.now()
+        # Those that delay no notice any more are forgotten.
+        recent = self._noticed_at.items()
+        self._noticed_at = {each: at for each, at in recent if now - at < NOTICE_SPACING_S}
+        self._noticed_at[queue] = now
         await self.queues.notify(queue)

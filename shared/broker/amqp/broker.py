@@ -135,6 +135,7 @@ class AmqpBroker:
         handler: DeliveryHandler,
         *,
         prefetch: int,
+        gathers_acks: bool = False,
         on_broken: Callable[[], None] = lambda: None,
     ) -> AmqpSubscription:
         def broken() -> None:
@@ -146,6 +147,7 @@ class AmqpBroker:
             queue=queue,
             handler=handler,
             prefetch=prefetch,
+            gathers_acks=gathers_acks,
             on_broken=broken,
             on_cancelled=self._restorer.subscriptions.discard,
         )

@@ -8,6 +8,7 @@ from typing import cast
 from aiormq.abc import DeliveredMessage
 from aiormq.channel import Channel
 
+from shared.broker.amqp.acks import GatheredAcks
 from shared.broker.amqp.connection import CLOSE_TIMEOUT_S
 from shared.broker.amqp.errors import amqp_errors
 from shared.broker.protocol import Delivery, Settlement
@@ -25,12 +26,17 @@ class DeliveryChannel:
 
     If an acknowledgement follows the close of its channel, RabbitMQ closes the whole connection. A
     channel is therefore closed only after its last delivery is settled.
+
+    Args:
+        channel: The channel.
+        acks: Gathers acknowledgements; None: each is sent at once.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, acks: GatheredAcks | None = None) -> None:
         self.raw = channel
         self.consumer_lost = False
         """True if the broker has cancelled the consumer of the channel."""
+        self._acks = acks
         self._unsettled = 0
         self._retired = False
         self._closed = False
@@ -64,7 +70,18 @@ class DeliveryChannel:
     async def retire(self) -> None:
         """Stop deliveries on the channel; close the channel when its last delivery is settled."""
         self._retired = True
+        await self.send_acks()
         await self._close_when_done()
+
+    async def send_acks(self) -> None:
+        """Send the acknowledgements that were gathered."""
+        acks = self._acks
+        if acks is None or self.gone:
+            return
+        with suppress(MeshError, TimeoutError), amqp_errors("acknowledge"):
+            async with asyncio.timeout(SETTLE_TIMEOUT_S):
+                for tag, multiple in acks.taken():
+                    await self.raw.basic_ack(tag, multiple=multiple, wait=False)
 
     def abandon(self) -> None:
         """Stop settling deliveries of the channel, since the connection is about to be closed."""
@@ -72,18 +89,27 @@ class DeliveryChannel:
 
     async def _settle(self, tag: int, how: Settlement) -> bool:
         """Settle a delivery; return False if the channel is closed or accepted no bytes in time."""
-        sent = not self.gone
-        if sent:
-            try:
-                with amqp_errors("settle"):
-                    async with asyncio.timeout(SETTLE_TIMEOUT_S):
-                        await self._send(tag, how)
-            except MeshError:
-                sent = False
+        acks, sent = self._acks, not self.gone
+        if sent and acks is not None and how is Settlement.ACK:
+            if acks.add(tag) or self._retired:
+                await self.send_acks()
+        elif sent:
+            sent = await self._settled_now(tag, how)
         self._unsettled -= 1
         if self._retired:
             await self._close_when_done()
         return sent
+
+    async def _settled_now(self, tag: int, how: Settlement) -> bool:
+        try:
+            with amqp_errors("settle"):
+                async with asyncio.timeout(SETTLE_TIMEOUT_S):
+                    await self._send(tag, how)
+        except MeshError:
+            return False
+        if self._acks is not None:
+            self._acks.settled(tag)
+        return True
 
     async def _send(self, tag: int, how: Settlement) -> None:
         if how is Settlement.ACK:

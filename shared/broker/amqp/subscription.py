@@ -6,6 +6,7 @@ from typing import Any
 
 from aiormq.abc import DeliveredMessage
 
+from shared.broker.amqp.acks import MOST_DELAY_S, GatheredAcks
 from shared.broker.amqp.connection import AmqpConnection
 from shared.broker.amqp.delivery import DeliveryChannel
 from shared.broker.amqp.errors import amqp_errors
@@ -29,6 +30,7 @@ class AmqpSubscription:
         queue: Name of an existing queue.
         handler: See `Broker.consume`.
         prefetch: Maximum number of unsettled deliveries.
+        gathers_acks: See `Broker.consume`.
         on_broken: Called when the channel is closed or the broker has cancelled the consumer.
         on_cancelled: Called when the owner has cancelled the subscription.
     """
@@ -40,6 +42,7 @@ class AmqpSubscription:
         queue: str,
         handler: DeliveryHandler,
         prefetch: int,
+        gathers_acks: bool,
         on_broken: Callable[[], None],
         on_cancelled: Callable[["AmqpSubscription"], None],
     ) -> None:
@@ -49,6 +52,7 @@ class AmqpSubscription:
         self._connection = connection
         self._handler = handler
         self._prefetch = prefetch
+        self._gathers_acks = gathers_acks
         self._on_broken = on_broken
         self._on_cancelled = on_cancelled
         self._channel: DeliveryChannel | None = None
@@ -81,7 +85,11 @@ class AmqpSubscription:
     async def _start(self) -> None:
         if self._channel is not None:
             await self._channel.retire()
-        channel = DeliveryChannel(await self._connection.open_channel())
+        raw = await self._connection.open_channel()
+        acks = None
+        if self._gathers_acks:
+            acks = GatheredAcks(max(1, self._prefetch // 2), self._send_acks_later)
+        channel = DeliveryChannel(raw, acks)
         self._channel, self._tag = channel, None
 
         async def on_message(message: DeliveredMessage) -> None:
@@ -102,6 +110,16 @@ class AmqpSubscription:
         self._tag = consumed.consumer_tag
         channel.raw.closing.add_done_callback(lambda _: self._break())
 
+    def _send_acks_later(self) -> None:
+        """Send the acknowledgements of the present channel after their longest delay."""
+        if self._channel is not None:
+            loop, channel = asyncio.get_running_loop(), self._channel
+            loop.call_later(MOST_DELAY_S, self._send_acks, channel)
+
+    def _send_acks(self, channel: DeliveryChannel) -> None:
+        if not channel.gone:
+            self._tasks.spawn(channel.send_acks(), name=f"acknowledge {self.queue}")
+
     async def cancel(self) -> None:
         # Shield `_stop`, since its cancellation would close the channel under running handlers.
         await asyncio.shield(self._tasks.spawn(self._stop(), name=f"cancel {self.queue}"))
@@ -113,6 +131,7 @@ class AmqpSubscription:
         """Cancel the handlers, before the connection is closed."""
         self._ended = True
         if self._channel is not None:
+            await self._channel.send_acks()
             self._channel.abandon()
         await self._tasks.cancel()
 

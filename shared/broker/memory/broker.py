@@ -116,6 +116,7 @@ class MemoryBroker:
         handler: DeliveryHandler,
         *,
         prefetch: int,
+        gathers_acks: bool = False,  # noqa: ARG002 - acknowledgements cost nothing here
         on_broken: Callable[[], None] = lambda: None,
     ) -> MemorySubscription:
         source = self._server.existing(queue, self)

@@ -41,6 +41,44 @@ async def test_consume_delivers_at_most_prefetch_unsettled(broker_rig: BrokerRig
     assert list("abc") == recorder.bodies
 
 
+async def test_consumer_with_gathered_acks_gets_further_messages(broker_rig: BrokerRig):
+    broker = await broker_rig.connect()
+    await declare(broker, WORK)
+    await publish(broker, "work", *"abcdefghij")
+    bodies = []
+
+    async def handle(delivery: Delivery) -> None:
+        bodies.append(delivery.body.decode())
+        await delivery.settle(Settlement.ACK)
+
+    await broker.consume("work", handle, prefetch=3, gathers_acks=True)
+    await eventually(lambda: len(bodies) == 10)
+
+    assert list("abcdefghij") == bodies
+
+
+async def test_gathered_acks_reach_the_broker_with_the_end_of_their_consumer(
+    broker_rig: BrokerRig,
+):
+    broker = await broker_rig.connect()
+    await declare(broker, WORK)
+    await publish(broker, "work", *"abcd")
+    recorder = Recorder()
+    subscription = await broker.consume("work", recorder, prefetch=100, gathers_acks=True)
+    await recorder.wait(4)
+    for delivery in recorder.deliveries[:2]:
+        await delivery.settle(Settlement.ACK)
+    await recorder.deliveries[3].settle(Settlement.REQUEUE)
+    await eventually(lambda: len(recorder.bodies) == 5)
+    await subscription.cancel()
+    await recorder.deliveries[2].settle(Settlement.ACK)
+    await broker.close()
+    other = await broker_rig.connect()
+    await wait_ready(other, "work", 1)
+
+    assert await take_bodies(other, "work", 1) == ["d"]
+
+
 async def test_consumers_take_turns(broker_rig: BrokerRig):
     broker = await broker_rig.connect()
     await declare(broker, WORK)

@@ -80,6 +80,7 @@ class Owner:
             queue="q",
             handler=self._handle,
             prefetch=1,
+            gathers_acks=False,
             on_broken=self._broken,
             on_cancelled=self.cancelled.append,
         )
