@@ -140,8 +140,7 @@ async def _record(path: Path, *, seed: int, number: int) -> None:
                     agent.result()
             queues, chance = WorkQueues(broker, "bench"), Random(seed)
             lanes = {await _publish(queues, chance, index) for index in range(number)}
-            for lane in lanes:
-                await queues.notify(lane)
+            await queues.close()
             while any([await _is_filled(broker, lane) for lane in lanes]):
                 await asyncio.sleep(0.2)
         finally:

@@ -277,7 +277,6 @@ class Departures:
             if await self._queues.publish(queue, message) is PublishOutcome.CONFIRMED:
                 break
             await asyncio.sleep(delay_s)
-        await self._queues.notify(queue)
 
     async def _dead_letter(self, request: QueuedRequest, error: ErrorInfo) -> None:
         """Copy a request that cannot be served to the dead letters, together with the reason."""

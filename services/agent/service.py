@@ -199,6 +199,7 @@ class Agent:
     async def run(self, stop: asyncio.Event, stack: AsyncExitStack) -> None:
         """Serve until *stop*, drain, and return when the agent holds no requests."""
         settings, shell, health = self._ports.settings, self._shell, self._ports.health
+        stack.push_async_callback(self._queues.close)
         stack.push_async_callback(shell.close)
         if self._recording is not None:
             stack.callback(self._recording.close)

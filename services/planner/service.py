@@ -273,7 +273,7 @@ class _Planner:
     async def _consume_requests(self, parts: _GrouperParts) -> None:
         ports, grouper, settings = self._ports, parts.grouper, self._ports.settings.grouper
         tenants = parts.tenants
-        self._stack.push_async_callback(grouper.placement.close)
+        self._stack.push_async_callback(self._queues.close)
         await self._consume(
             topology.TENANTS, tenants.allocate, prefetch=64, on_broken=tenants.deposed
         )

@@ -105,7 +105,7 @@ async def requeue(broker: Broker, delivery: Delivery) -> Settlement:
         again = msgspec.structs.replace(request, lane=lane, attempts=Attempts())
         queues = WorkQueues(broker, "headway dead-letter requeue")
         outcome = await queues.publish(lane, replace(copy_of(delivery), body=encode(again)))
-        await queues.notify(lane)
+        await queues.close()
     if outcome is not PublishOutcome.CONFIRMED:
         raise TransientError(
             f"the broker did not accept the message: {outcome.value}; the dead letter stays"

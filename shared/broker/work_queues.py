@@ -8,9 +8,10 @@ queue that is being deleted.
 """
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 
 import structlog
@@ -18,15 +19,26 @@ import structlog
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage, PublishOutcome
 from shared.broker.queue_list import list_queue
-from shared.broker.retry import publish_until_confirmed, send_best_effort, until_available
+from shared.broker.retry import publish_until_confirmed, until_available
+from shared.broker.tasks import OwnedTasks
 from shared.contracts.base import Seconds, UnixTime, encode, tag_of
 from shared.contracts.control import LaneNonempty
 from shared.contracts.ends import expiration_s
-from shared.contracts.errors import BrokerAccessError, BrokerConflictError, MeshError
+from shared.contracts.errors import (
+    BrokerAccessError,
+    BrokerConflictError,
+    BrokerUnavailableError,
+    MeshError,
+)
 from shared.contracts.requests import QueuedRequest
 
 log = structlog.get_logger()
 LOCK_RETRY_S: Seconds = 0.05
+NOTICE_SPACING_S: Seconds = 0.01
+"""
+Least time between two notices about one queue. A pull takes a few milliseconds, and an instance
+that finds a request asks the queue again anyway.
+"""
 
 
 class WorkQueues:
@@ -42,8 +54,8 @@ class WorkQueues:
         self.source = source
         self.put: Counter[str] = Counter()
         """
-        Queue -> number of requests that this process has published to the queue; the number only
-        rises.
+        Queue -> number of requests that this process has published to the queue, or publishes now.
+        The number falls only by requests that the broker did not take.
         """
         self._broker = broker
         self._declared: set[str] = set()
@@ -51,10 +63,16 @@ class WorkQueues:
         """Queue -> number of publishes to the queue in progress."""
         self._creating: dict[str, asyncio.Lock] = {}
         self._released: set[str] = set()
+        self._noticed_at: dict[str, Seconds] = {}
+        """Queue -> time of its last notice, on the clock of the event loop."""
+        self._owed: set[str] = set()
+        """Queues with a notice that waits for its time."""
+        self._tasks = OwnedTasks()
 
     async def publish(self, queue: str, message: OutMessage) -> PublishOutcome:
         """
-        Publish until the broker answers; create *queue* if it does not exist.
+        Publish until the broker answers, and notify agents and the leader; create *queue* if it
+        does not exist.
 
         Returns:
             The broker's answer; `UNROUTABLE` only if the queue was deleted again during the call.
@@ -66,25 +84,35 @@ class WorkQueues:
         with self._entry(queue):
             outcome = PublishOutcome.UNROUTABLE
             if queue in self._declared:
-                outcome = await publish_until_confirmed(
-                    self._broker, topology.LANES, queue, message
-                )
+                # The broker routes the messages of a channel in order: agents that have the notice
+                # find the request, and need not wait until the broker has stored it.
+                outcome, _ = await asyncio.gather(self._publish(queue, message), self.notify(queue))
             if outcome is PublishOutcome.UNROUTABLE:
                 self._declared.discard(queue)
                 async with self._lock(queue):
                     await until_available(lambda: topology.declare_work_queue(self._broker, queue))
                     await list_queue(self._broker, queue)
-                    outcome = await publish_until_confirmed(
-                        self._broker, topology.LANES, queue, message
-                    )
+                    outcome = await self._publish(queue, message)
+                await self.notify(queue)
             if outcome is PublishOutcome.CONFIRMED:
                 self._declared.add(queue)
-                self.put[queue] += 1
             return outcome
 
     async def notify(self, queue: str) -> None:
-        """Notify agents and the leader that *queue* got requests."""
-        await _notify_nonempty(self._broker, queue, source=self.source, put=self.put[queue])
+        """
+        Notify agents and the leader that *queue* got requests, at most once per
+        `NOTICE_SPACING_S`; a notice that comes too soon is sent later.
+        """
+        now = asyncio.get_running_loop().time()
+        if now - self._noticed_at.get(queue, -math.inf) >= NOTICE_SPACING_S:
+            await self._notify(queue)
+        elif queue not in self._owed:
+            self._owed.add(queue)
+            self._tasks.spawn(self._notify_later(queue), name=f"notice {queue}")
+
+    async def close(self) -> None:
+        """Send the notices that wait for their time."""
+        await self._tasks.wait()
 
     async def lock(self, queue: str) -> bool:
         """
@@ -125,6 +153,30 @@ class WorkQueues:
     def released(self) -> tuple[str, ...]:
         """Queues that this process has released, so that the leader may delete them."""
         return tuple(sorted(self._released))
+
+    async def _publish(self, queue: str, message: OutMessage) -> PublishOutcome:
+        """Publish until the broker answers, and count the request from the begin."""
+        self.put[queue] += 1
+        outcome = None
+        try:
+            outcome = await publish_until_confirmed(self._broker, topology.LANES, queue, message)
+        finally:
+            if outcome is not PublishOutcome.CONFIRMED:
+                self.put[queue] -= 1
+        return outcome
+
+    async def _notify_later(self, queue: str) -> None:
+        await asyncio.sleep(NOTICE_SPACING_S)
+        self._owed.discard(queue)
+        await self._notify(queue)
+
+    async def _notify(self, queue: str) -> None:
+        now = asyncio.get_running_loop().time()
+        # Those that delay no notice any more are forgotten.
+        recent = self._noticed_at.items()
+        self._noticed_at = {each: at for each, at in recent if now - at < NOTICE_SPACING_S}
+        self._noticed_at[queue] = now
+        await _notify_nonempty(self._broker, queue, source=self.source, put=self.put[queue])
 
     @contextmanager
     def _entry(self, queue: str) -> Iterator[None]:
@@ -200,7 +252,9 @@ async def _notify_nonempty(broker: Broker, queue: str, *, source: str = "", put:
         put: Number of requests that *source* has published to *queue* since its start.
     """
     notice = OutMessage.transient(LaneNonempty(queue=queue, source=source, put=put))
-    await send_best_effort(broker, topology.CONTROL, topology.CONTROL_LANE, notice)
+    # On the channel of the requests, so that no notice precedes its request.
+    with suppress(BrokerUnavailableError):
+        await broker.publish(topology.CONTROL, topology.CONTROL_LANE, notice)
 
 
 def queued_message(request: QueuedRequest, now: UnixTime) -> OutMessage:

@@ -129,7 +129,6 @@ class AgentRig:
             headers=headers,
         )
         await self._queues.publish(name, message)
-        await self._queues.notify(name)
         return name
 
     async def running(self, request: QueuedRequest) -> None:

@@ -170,16 +170,13 @@ class Grouper:
 
     async def _once(self, delivery: Delivery, request: QueuedRequest, key: str) -> None:
         """Put *request* into a queue, unless *key* was put into one before; settle the delivery."""
-        queue = None
         async with self._turn(key):
             if key in self.state.recent:
                 log.info("request.repeated", request_id=request.request_id)
             else:
-                queue = await self._put_or_hold(request)
+                await self._put_or_hold(request)
                 self.state.recent[key] = None
         await delivery.settle(Settlement.ACK)
-        if queue is not None:
-            await self.placement.notify(queue)
 
     @asynccontextmanager
     async def _turn(self, key: str) -> AsyncIterator[None]:
@@ -236,12 +233,10 @@ class Grouper:
         """
         claimed = msgspec.structs.replace(stored, claimed=True)
         try:
-            queue = await self._put_or_hold(msgspec.structs.replace(request, stored=claimed))
+            await self._put_or_hold(msgspec.structs.replace(request, stored=claimed))
         except MeshError:
             await self._claims.release(request)
             raise
-        if queue is not None:
-            await self.placement.notify(queue)
         wait = self.state.wait_forecast(request, self._clock.now())
         expected_at = None if wait is None else request.grouped_at + wait.mean_s
         await self._claims.grouped(request, expected_at)

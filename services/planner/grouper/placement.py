@@ -1,7 +1,7 @@
 """Puts admitted requests into inboxes, lanes, overflow and delay queues, and notifies agents."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 import structlog
@@ -11,7 +11,6 @@ from services.planner.state import GrouperState
 from shared.broker import topology
 from shared.broker.protocol import Broker, PublishOutcome
 from shared.broker.retry import publish_until_confirmed
-from shared.broker.tasks import OwnedTasks
 from shared.broker.work_queues import WorkQueues, queued_message, stored_message
 from shared.contracts.base import Seconds, UnixTime
 from shared.contracts.ends import expiration_s, expired_error, nearest_end
@@ -21,7 +20,6 @@ from shared.contracts.requests import QueuedRequest
 from shared.runtime.clock import Clock
 
 log = structlog.get_logger()
-NOTICE_SPACING_S: Seconds = 0.01
 
 
 def check_end(request: QueuedRequest, now: UnixTime, place: str = "it was never grouped") -> None:
@@ -73,7 +71,7 @@ async def hold(broker: Broker, request: QueuedRequest, left_s: Seconds) -> None:
 @dataclass(slots=True, kw_only=True)
 class Placement:
     """
-    The queue of each admitted request, and the notices about queues that are no longer empty.
+    The queue of each admitted request.
 
     Args:
         broker: The broker.
@@ -88,9 +86,6 @@ class Placement:
     state: GrouperState
     clock: Clock
     routing: Routing | None
-    _noticed_at: dict[str, UnixTime] = field(default_factory=dict)
-    _owed_notices: set[str] = field(default_factory=set)
-    _tasks: OwnedTasks = field(default_factory=OwnedTasks)
 
     async def put(self, request: QueuedRequest, *, above_share: bool) -> str:
         """
@@ -107,23 +102,6 @@ class Placement:
         if above_share:
             return await self._overflowed(request)
         return await self._routed(request) or await self._laned(request)
-
-    async def notify(self, queue: str) -> None:
-        """
-        Notify agents that *queue* is not empty, at most once per `NOTICE_SPACING_S`.
-
-        A notice that comes too soon is sent later.
-        """
-        now = self.clock.now()
-        if now - self._noticed_at.get(queue, 0.0) >= NOTICE_SPACING_S:
-            await self._notice(queue)
-        elif queue not in self._owed_notices:
-            self._owed_notices.add(queue)
-            self._tasks.spawn(self._notice_late(queue), name=f"notice {queue}")
-
-    async def close(self) -> None:
-        """Send the notices that `notify` has delayed."""
-        await self._tasks.wait()
 
     async def _routed(self, request: QueuedRequest) -> str | None:
         """
@@ -153,6 +131,7 @@ class Placement:
             log.info("inbox.closed", instance_id=instance_id, request_id=request.request_id)
             return None
         self.state.routed_at[instance_id] = self.clock.now()
+        await self.queues.notify(inbox)
         return inbox
 
     async def _laned(self, request: QueuedRequest) -> str:
@@ -174,16 +153,3 @@ class Placement:
         outcome = await self.queues.publish(queue, queued_message(request, self.clock.now()))
         if outcome is not PublishOutcome.CONFIRMED:
             raise TransientError(f"lane {queue} did not accept the request: {outcome.value}")
-
-    async def _notice_late(self, queue: str) -> None:
-        await asyncio.sleep(NOTICE_SPACING_S)
-        self._owed_notices.discard(queue)
-        await self._notice(queue)
-
-    async def _notice(self, queue: str) -> None:
-        now = self.clock.now()
-        # Those that delay no notice any more are forgotten.
-        recent = self._noticed_at.items()
-        self._noticed_at = {each: at for each, at in recent if now - at < NOTICE_SPACING_S}
-        self._noticed_at[queue] = now
-        await self.queues.notify(queue)

@@ -129,4 +129,3 @@ class InboxClaims:
             await delivery.settle(Settlement.REQUEUE)
             raise TransientError(f"{resume} did not accept the request: {outcome.value}")
         await delivery.settle(Settlement.ACK)
-        await self.queues.notify(resume)

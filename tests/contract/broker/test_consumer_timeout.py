@@ -83,7 +83,6 @@ async def holding(
         await eventually(lambda: "start" not in health.reasons or work.done())
         request, queues = a_request("r", arrived_at=SystemClock().now()), WorkQueues(far, "test")
         await queues.publish(request.lane, OutMessage(body=encode(request), message_id="r"))
-        await queues.notify(request.lane)
         await engine.began("r")
         yield engine, far
         stop.set()

@@ -17,15 +17,16 @@ from shared.broker.protocol import (
     Settlement,
 )
 from shared.broker.queue_list import list_queue, rewriting
-from shared.broker.work_queues import WorkQueues
+from shared.broker.work_queues import NOTICE_SPACING_S, WorkQueues
 from shared.contracts.base import Decoder
-from shared.contracts.control import QueuesRetired, QueuesRetiring
+from shared.contracts.control import LaneNonempty, QueuesRetired, QueuesRetiring
 from solver.planning.problem.queue_counts import SETTLE_S, QueueCounts, QueueTotal
 from tests.brokers import BrokerRig, eventually
 
 LANE = "lane.2.m.high.3.w0"
 SOURCE = "grouper/first"
 IDLE_S = 100.0
+decode_nonempty: Decoder[LaneNonempty] = Decoder(LaneNonempty)
 decode_retiring: Decoder[QueuesRetiring] = Decoder(QueuesRetiring)
 
 
@@ -108,6 +109,46 @@ async def test_queue_is_created_by_its_first_request(broker_rig: BrokerRig):
     outcomes = await asyncio.gather(*(queues.publish(LANE, message(str(n))) for n in range(8)))
     assert outcomes == [PublishOutcome.CONFIRMED] * 8
     assert queues.put[LANE] == 8
+
+
+async def test_notice_of_a_request_counts_it_and_does_not_precede_it(broker_rig: BrokerRig):
+    """The notice leaves with the request; a pull that follows it finds the request."""
+    broker, far = await broker_rig.connect(), await broker_rig.connect()
+    await topology.declare(broker)
+    queues = WorkQueues(broker, SOURCE)
+    await queues.publish(LANE, message("first"))
+    await (await taken(far)).settle(Settlement.ACK)
+    notices = topology.temporary_queue("notices")
+    await far.declare_queue(notices)
+    await far.bind(
+        BindingSpec(
+            exchange=topology.CONTROL, queue=notices.name, routing_key=topology.CONTROL_LANE
+        )
+    )
+    await asyncio.sleep(NOTICE_SPACING_S)
+    for number in range(2, 12):
+        asked = asyncio.create_task(queues.publish(LANE, message(str(number))))
+        notice: Delivery | None = None
+        while notice is None:
+            notice = await far.get(notices.name)
+        request = await far.get(LANE)
+        assert request is not None
+        assert decode_nonempty(notice.body) == LaneNonempty(queue=LANE, source=SOURCE, put=number)
+        await request.settle(Settlement.ACK)
+        await notice.settle(Settlement.ACK)
+        assert await asked is PublishOutcome.CONFIRMED
+        await asyncio.sleep(NOTICE_SPACING_S)
+
+
+async def test_request_that_the_broker_does_not_take_is_not_counted(broker_rig: BrokerRig):
+    broker = await broker_rig.connect()
+    await topology.declare(broker)
+    queues = WorkQueues(broker, SOURCE)
+    await queues.publish(LANE, message("first"))
+    await broker.delete_queue(LANE)
+    await queues.publish(LANE, message("second"))
+
+    assert queues.put[LANE] == 2
 
 
 async def test_two_processes_create_a_queue_at_the_same_time(broker_rig: BrokerRig):

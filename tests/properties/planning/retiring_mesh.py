@@ -201,7 +201,6 @@ class Publisher(Process):
         self.num_entering -= 1
         if outcome is PublishOutcome.CONFIRMED:
             self.mesh.confirmed.add(request_id)
-            await self.queues.notify(queue)
 
 
 class Agent(Process):

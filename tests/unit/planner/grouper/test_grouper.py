@@ -100,7 +100,7 @@ async def test_notices_are_spaced_and_the_last_notice_is_not_dropped(rig: Groupe
     for _ in range(5):
         await rig.submit(BODY)
     assert await rig.far.ready(notices) == 1
-    await rig.grouper.placement.close()
+    await rig.grouper.placement.queues.close()
     assert await rig.far.ready(notices) == 2
 
 
