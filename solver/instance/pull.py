@@ -27,7 +27,7 @@ from solver.prediction.latency.service_time import (
     predicted_output_tokens,
 )
 from solver.scheduling.pull_room import has_best_effort_room, has_room
-from solver.scheduling.pulling import Source, SourceKind, deference_s
+from solver.scheduling.pulling import TURNS_DEFERENCE_S, Source, SourceKind, deference_s
 
 BROKER_RETRY_S = 0.5
 """Time without pulls after the broker could not be reached."""
@@ -187,10 +187,12 @@ def on_noticed(instance: InstanceState, event: Noticed, now: UnixTime) -> Iterat
     """Ask a queue into which a request was put."""
     known = event.queue in instance.noticed
     instance.noticed[event.queue] = now
-    room = instance.room
-    # A server often has prefills, and the best server of its agent has the first turn.
-    held_s = 0.0 if instance.orders_prefills else room.prefill_s()
-    after_s = deference_s(held_s, room.taken(instance.engine))
+    taken = instance.room.taken(instance.engine)
+    if instance.orders_prefills:
+        # A server often has prefills, and the best server of its agent has the first turn.
+        after_s = deference_s(0.0, taken, TURNS_DEFERENCE_S)
+    else:
+        after_s = deference_s(instance.room.prefill_s(), taken)
     if instance.order.nonempty(event.queue, now, after_s=after_s):
         instance.work.pull = True
         target_s = instance.order.time_left_s(event.queue)

@@ -23,8 +23,11 @@ _DEFERENCE_SHARE, _MOST_DEFERENCE_S = 0.1, 0.1
 Delay of a poll per second of held work, and its maximum; 0.1 s of work gives 10 ms, a few round
 trips.
 """
-_FULL_DEFERENCE_S = 0.01
-"""Delay of a poll of an instance whose running slots are all taken, beside that of held work."""
+FULL_DEFERENCE_S, TURNS_DEFERENCE_S = 0.01, 0.004
+"""
+Delay of a poll of an instance whose running slots are all taken, beside that of held work; the
+second for instances that also take turns with others.
+"""
 _ABSENT_S = 600.0
 """
 Time until a missing queue is polled again; long, because RabbitMQ logs an error for each poll. A
@@ -82,7 +85,7 @@ class _Head:
     """Number of polls since the last request or notice, all of which found nothing."""
 
 
-def deference_s(held_s: Seconds, taken: float) -> Seconds:
+def deference_s(held_s: Seconds, taken: float, full_s: Seconds = FULL_DEFERENCE_S) -> Seconds:
     """
     Time for which an instance leaves a new request to other instances.
 
@@ -94,8 +97,9 @@ def deference_s(held_s: Seconds, taken: float) -> Seconds:
     Args:
         held_s: Predicted work that the instance has pulled and not begun.
         taken: Share of the running slots that pulled requests take, from 0 to 1.
+        full_s: Delay for all slots.
     """
-    return min(_MOST_DEFERENCE_S, _DEFERENCE_SHARE * held_s + _FULL_DEFERENCE_S * taken)
+    return min(_MOST_DEFERENCE_S, _DEFERENCE_SHARE * held_s + full_s * taken)
 
 
 class PullOrder:
