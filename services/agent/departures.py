@@ -6,6 +6,7 @@ from dataclasses import replace
 import msgspec
 import structlog
 
+from services.agent.call_answer import CallAnswer
 from services.agent.metrics import COMPLETED
 from services.agent.outbox import Outbox
 from services.agent.runs import Run, Runs
@@ -83,14 +84,18 @@ class Departures:
         """Publish all messages of an outcome, in order; return the time of the outcome."""
         request, now = command.request, self._clock.now()
         run = self._runs.last(command.number)
+        unsent: list[OutMessage] = []
         if request.reply_to is not None:
-            await self._outbox.flush_confirmed(
-                request.reply_to, request.request_id, in_order=_needs_order(command, run)
-            )
+            if _has_all_events(command, run):
+                unsent = self._outbox.taken(request.reply_to, request.request_id)
+            else:
+                await self._outbox.flush_confirmed(
+                    request.reply_to, request.request_id, in_order=_needs_order(command, run)
+                )
         for publication in command.publications:
             match publication:
                 case Completion() if run is not None:
-                    await self._answer(command, run, now)
+                    await self._answer(command, run, now, unsent)
                 case Failure(error=error):
                     await self._fail(command, error, now)
                 case DeadLetter(error=error):
@@ -99,8 +104,13 @@ class Departures:
                     await self._requeue(command, queue, attempts)
         return now
 
-    async def _answer(self, command: Depart, run: Run, now: UnixTime) -> None:
-        """Publish the final reply; if the broker refuses its size, one that says so."""
+    async def _answer(
+        self, command: Depart, run: Run, now: UnixTime, unsent: list[OutMessage]
+    ) -> None:
+        """
+        Publish the final reply; if the broker refuses its size, the tokens *unsent* and a reply
+        that says so.
+        """
         try:
             completed = self._completed(command, run, now)
             await self._final(command.request, completed)
@@ -109,6 +119,7 @@ class Departures:
             info = ErrorInfo(
                 message=f"the answer cannot be delivered: {error}", code="answer_too_large"
             )
+            await self._outbox.publish(command.request.reply_to or "", unsent)
             await self._fail(command, info, now)
 
     async def _fail(self, command: Depart, error: ErrorInfo, now: UnixTime) -> None:
@@ -285,6 +296,15 @@ class Departures:
             await dead_letter(self._broker, letter, queue=request.lane, reason=reason)
         except MessageTooLargeError as too_large:  # the producer has the reason already
             log.error("dead_letter.dropped", request_id=request.request_id, error=str(too_large))
+
+
+def _has_all_events(command: Depart, run: Run | None) -> bool:
+    """
+    Return whether the outcome makes messages that were not sent yet superfluous: a final with the
+    events of a server's stream has all of them.
+    """
+    has_events = run is not None and isinstance(run.answer, CallAnswer) and bool(run.answer.events)
+    return has_events and all(isinstance(each, Completion) for each in command.publications)
 
 
 def _needs_order(command: Depart, run: Run | None) -> bool:

@@ -2,15 +2,15 @@
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage
 from shared.broker.retry import send_best_effort
-from shared.contracts.base import InstanceId, RequestId, Seconds
+from shared.contracts.base import RequestId, Seconds
 from shared.contracts.errors import BrokerUnavailableError, MessageTooLargeError
 from shared.contracts.requests import RunStarted, TokenChunk, TokensEmitted
-from shared.contracts.stored import RunsStarted, StoredStart
 
 _Chunks: TypeAlias = dict[tuple[str, int], TokenChunk]
 """Run and index of the answer -> the answer's new tokens."""
@@ -21,17 +21,15 @@ class Outbox:
     Sends the starts and tokens of runs; the methods that add messages return at once.
 
     Args:
-        instance_id: Id of this instance, written into every batch.
+        broker: Carries all messages of the runs but their outcomes.
         period_s: Time for which tokens are batched.
     """
 
-    def __init__(self, broker: Broker, instance_id: InstanceId, period_s: Seconds) -> None:
+    def __init__(self, broker: Broker, period_s: Seconds) -> None:
         self._broker = broker
-        self._instance_id = instance_id
         self._period_s = period_s
         self._pending: dict[str, list[RunStarted | _Chunks]] = {}
         """Reply destination -> messages in order."""
-        self._starts: list[StoredStart] = []
         self._hurried: set[str] = set()
         """Destinations whose messages are sent before the end of the period."""
         self._wake = asyncio.Event()
@@ -42,19 +40,6 @@ class Outbox:
         """Send that a run has begun, before its tokens."""
         self._pending.setdefault(reply_to, []).append(started)
         self.hurry(reply_to)
-
-    def stored_run_started(self, start: StoredStart) -> None:
-        """Add a start to those that `send_stored_starts` sends to the store."""
-        self._starts.append(start)
-
-    async def send_stored_starts(self) -> None:
-        """Send the starts that were gathered to the store."""
-        if not self._starts:
-            return
-        starts, self._starts = self._starts, []
-        started = RunsStarted(instance_id=self._instance_id, starts=tuple(starts))
-        message = OutMessage.transient(started)
-        await send_best_effort(self._broker, topology.REPLIES, topology.STORED, message)
 
     def add_tokens(self, reply_to: str, chunk: TokenChunk) -> None:
         """Add tokens of a run to the next batch for the run's reply destination."""
@@ -92,7 +77,7 @@ class Outbox:
             async with self._sending:
                 for reply_to in hurried:
                     for each in self._pending.pop(reply_to, ()):
-                        message = self._message(each)
+                        message = _message(each)
                         await send_best_effort(self._broker, topology.REPLIES, reply_to, message)
 
     def stop(self) -> None:
@@ -118,15 +103,23 @@ class Outbox:
                 published next.
         """
         async with self._sending:
-            messages = [self._message(each) for each in self._taken(reply_to, request_id)]
-        with contextlib.suppress(BrokerUnavailableError, MessageTooLargeError):
+            messages = self.taken(reply_to, request_id)
+        with contextlib.suppress(BrokerUnavailableError):
             if in_order:
                 await self._broker.flush_sent()
+            await self.publish(reply_to, messages)
+
+    async def publish(self, reply_to: str, messages: Iterable[OutMessage]) -> None:
+        """Publish messages of one request that were taken, as `flush_confirmed` does."""
+        with contextlib.suppress(BrokerUnavailableError, MessageTooLargeError):
             for message in messages:
                 await self._broker.publish(topology.REPLIES, reply_to, message)
 
-    def _taken(self, reply_to: str, request_id: RequestId) -> list[RunStarted | _Chunks]:
+    def taken(self, reply_to: str, request_id: RequestId) -> list[OutMessage]:
         """Remove and return the messages of one request, in order."""
+        return [_message(each) for each in self._taken(reply_to, request_id)]
+
+    def _taken(self, reply_to: str, request_id: RequestId) -> list[RunStarted | _Chunks]:
         taken: list[RunStarted | _Chunks] = []
         left: list[RunStarted | _Chunks] = []
         for each in self._pending.pop(reply_to, ()):
@@ -141,11 +134,11 @@ class Outbox:
             self._pending[reply_to] = left
         return taken
 
-    def _message(self, pending: RunStarted | _Chunks) -> OutMessage:
-        if isinstance(pending, RunStarted):
-            return OutMessage.transient(pending, correlation_id=pending.request_id)
-        batch = TokensEmitted(instance_id=self._instance_id, chunks=tuple(pending.values()))
-        return OutMessage.transient(batch)
+
+def _message(pending: RunStarted | _Chunks) -> OutMessage:
+    if isinstance(pending, RunStarted):
+        return OutMessage.transient(pending, correlation_id=pending.request_id)
+    return OutMessage.transient(TokensEmitted(chunks=tuple(pending.values())))
 
 
 def _joined(known: TokenChunk, chunk: TokenChunk) -> TokenChunk:

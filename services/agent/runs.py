@@ -24,6 +24,7 @@ from services.agent.backends.base import (
 from services.agent.call_answer import CallAnswer, CallText
 from services.agent.outbox import Outbox
 from services.agent.servable import ServableModels
+from services.agent.telemetry.stored_starts import StoredStarts
 from shared.broker.finals import stored_for
 from shared.contracts.base import InstanceId, RequestId, RunId, Seconds, UnixTime
 from shared.contracts.ends import end_with_tokens, end_without_token
@@ -95,6 +96,7 @@ class Runs:
     Args:
         models: Tokenizers, digests and entries of the models.
         outbox: Sends tokens.
+        stored_starts: Sends starts of runs to the store.
         instance_id: Id of this instance.
         report: Receives events of runs.
         prefilled: Receives a message for routers when a request has its first token.
@@ -107,6 +109,7 @@ class Runs:
         engine: EngineBackend,
         models: ServableModels,
         outbox: Outbox,
+        stored_starts: StoredStarts,
         instance_id: InstanceId,
         report: Callable[[Event], None],
         prefilled: Callable[[Prefill], None],
@@ -116,6 +119,7 @@ class Runs:
         self._engine = engine
         self._models = models
         self._outbox = outbox
+        self._stored_starts = stored_starts
         self._instance_id = instance_id
         self._report = report
         self._prefilled = prefilled
@@ -392,7 +396,7 @@ class Runs:
         """Send the start of a run, if the producer reads a stream or the store keeps the final."""
         request, now = run.request, self._clock.now()
         if (tenant := stored_for(request)) is not None:
-            self._outbox.stored_run_started(
+            self._stored_starts.add(
                 StoredStart(tenant=tenant, request_id=request.request_id, at=now)
             )
         if run.stream_to is None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import structlog
 
+from services.agent.attached.common import Common, opened_common
 from services.agent.attached.replicas import serve_replicas
-from services.agent.attached.shared_turns import SharedTurns
 from services.agent.backends.base import EngineBackend
 from services.agent.backends.policies import check_added
 from services.agent.backends.registry import REMOTE, MakeEngine, check_backend, create_backend
@@ -23,6 +23,7 @@ from services.agent.settings import Settings
 from services.agent.shell import Shell
 from services.agent.telemetry.reporting import Reporter
 from services.agent.telemetry.request_log import RequestLog
+from services.agent.telemetry.stored_starts import StoredStarts
 from shared.broker import topology
 from shared.broker.consumer import Dispatcher
 from shared.broker.declaring import declare_topology
@@ -87,16 +88,16 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
     # Imported only where it is used, as backends are.
     from services.agent.attached.engines import attached_engines  # noqa: PLC0415
 
-    async with attached_engines(ports.settings) as make_engine:
-        serve_one = partial(serve_instance, make_engine=make_engine, turns=SharedTurns())
-        await serve_replicas(ports, stop, serve_one)
+    async with attached_engines(ports.settings) as make_engine, opened_common(ports) as common:
+        serve_one = partial(serve_instance, make_engine=make_engine, common=common)
+        await serve_replicas(ports, common.broker, stop, serve_one)
 
 
 async def serve_instance(
     ports: Ports[Settings],
     stop: asyncio.Event,
     make_engine: MakeEngine = create_backend,
-    turns: SharedTurns | None = None,
+    common: Common | None = None,
 ) -> None:
     """
     Serve one instance until *stop*, then drain.
@@ -108,7 +109,7 @@ async def serve_instance(
         ports: Settings, clock and health of the instance.
         stop: Ends the instance.
         make_engine: Creates its engine.
-        turns: Turns of the instances of this process to pull; None: this one is alone.
+        common: What the instances of this process share; None: this one is alone.
     """
     settings = ports.settings
     registry = ModelRegistry.load(Path(settings.registry))
@@ -123,9 +124,9 @@ async def serve_instance(
             ports.open_broker(f"headway-agent-{settings.instance_id}")
         )
         await declare_topology(broker)
-        agent = Agent(ports, broker, engine, models, registry, turns=turns)
-        if turns is not None:
-            stack.enter_context(turns.joined(agent.instance))
+        agent = Agent(ports, broker, engine, models, registry, common=common)
+        if common is not None:
+            stack.enter_context(common.turns.joined(agent.instance))
         await agent.run(stop, stack)
     log.info("service.stopped", instance_id=settings.instance_id)
 
@@ -140,7 +141,7 @@ class Agent:
         engine: The engine, which was started.
         models: Models that the engine knows.
         registry: The registry, as loaded from its file.
-        turns: As in `serve_instance`.
+        common: As in `serve_instance`.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class Agent:
         models: ServableModels,
         registry: ModelRegistry,
         *,
-        turns: SharedTurns | None = None,
+        common: Common | None = None,
     ) -> None:
         settings, clock = ports.settings, ports.clock
         self._ports, self._broker, self._engine = ports, broker, engine
@@ -166,7 +167,10 @@ class Agent:
             self._recording = Recording(Path(settings.record))
             self._recording.append(Begin(constants, models.facts()), clock.now())
         self._queues = WorkQueues(broker, source_name(self._instance_id, incarnation))
-        self._outbox = Outbox(broker, self._instance_id, settings.flush_period_s)
+        self._common = common
+        own = Outbox(broker, settings.flush_period_s)
+        self._outbox = own if common is None else common.outbox
+        self._stored_starts = StoredStarts(broker, self._instance_id)
         self._reporter = Reporter(
             instance=instance,
             engine=engine,
@@ -184,6 +188,7 @@ class Agent:
             broker=broker,
             queues=self._queues,
             outbox=self._outbox,
+            stored_starts=self._stored_starts,
             reporter=self._reporter,
             request_log=RequestLog(
                 settings=constants,
@@ -192,7 +197,7 @@ class Agent:
                 stories=self._stories,
             ),
             clock=clock,
-            turns=turns,
+            turns=None if common is None else common.turns,
             recording=self._recording,
         )
 
@@ -233,13 +238,14 @@ class Agent:
             )
             for name, work in {
                 "watch": self._watch(stopped),
-                "outbox": self._outbox.work(stopped),
                 "gathered": every(GATHER_PERIOD_S, self._send_gathered, stop=stopped),
                 "report": every(settings.status_period_s, self._report, stop=stopped),
                 "inbox": every(INBOX_PERIOD_S, self._declare_inbox, stop=stopped),
                 "follow-registry": self._watch_registry.follow(stop),
             }.items():
                 tasks.create_task(work, name=name)
+            if self._common is None:
+                tasks.create_task(self._outbox.work(stopped), name="outbox")
             await stop.wait()
             log.info("service.draining", instance_id=self._instance_id)
             shell.put(Draining(drain_s=settings.drain_timeout_s))
@@ -289,7 +295,7 @@ class Agent:
 
     async def _send_gathered(self) -> None:
         """Send what is gathered for the store and for the records of finished requests."""
-        await self._outbox.send_stored_starts()
+        await self._stored_starts.send()
         if self._stories is not None:
             await self._stories.send()
 

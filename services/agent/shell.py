@@ -17,6 +17,7 @@ from services.agent.runs import Runs
 from services.agent.servable import ServableModels
 from services.agent.telemetry.reporting import Reporter
 from services.agent.telemetry.request_log import RequestLog
+from services.agent.telemetry.stored_starts import StoredStarts
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage, Settlement
 from shared.broker.retry import send_best_effort
@@ -63,6 +64,7 @@ class Shell:
         models: Models that the engine serves.
         queues: The work queues of this process.
         outbox: Sends tokens.
+        stored_starts: Sends starts of runs to the store.
         reporter: Publishes views of the instance.
         request_log: Logs and reports what happens to requests.
         turns: Turns of the instances of this process to pull; None: this one is alone.
@@ -78,6 +80,7 @@ class Shell:
         broker: Broker,
         queues: WorkQueues,
         outbox: Outbox,
+        stored_starts: StoredStarts,
         reporter: Reporter,
         request_log: RequestLog,
         clock: Clock,
@@ -97,6 +100,7 @@ class Shell:
             engine=engine,
             models=models,
             outbox=outbox,
+            stored_starts=stored_starts,
             instance_id=instance.settings.instance_id,
             report=self.put,
             prefilled=lambda prefill: self._spawn(reporter.prefilled(prefill), "prefilled"),

@@ -352,7 +352,6 @@ class TokensEmitted(
 ):
     """One flush of an agent to one reply queue: chunks of several requests."""
 
-    instance_id: InstanceId
     chunks: tuple[TokenChunk, ...]
 
 

@@ -81,7 +81,7 @@ class Request:
             token_ids=tuple(range(first + offset, first + offset + len(pieces))),
             text="".join(pieces),
         )
-        await self.reply(TokensEmitted(instance_id=INSTANCE, chunks=(chunk,)))
+        await self.reply(TokensEmitted(chunks=(chunk,)))
 
     async def complete(self, *pieces: str) -> None:
         await self.reply(completed(self.body, *pieces))

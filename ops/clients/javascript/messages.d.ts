@@ -368,7 +368,6 @@ export type TokenChunk = {
  */
 export type TokensEmitted = {
   kind: "tokens.emitted.v1";
-  instance_id: string;
   chunks: Array<TokenChunk>;
 };
 

@@ -11,7 +11,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.registry import Collector
 
-from services.agent.attached.endpoints import Endpoints, endpoints_of, name_of
+from services.agent.attached.endpoints import endpoints_of, name_of
 from services.agent.backends.remote.server import Description, Server
 from services.agent.backends.settings import RemoteSettings
 from services.agent.settings import Settings
@@ -38,12 +38,15 @@ HELD = "another agent serves with it"
 Serve = Callable[[Ports[Settings], asyncio.Event], Awaitable[None]]
 
 
-async def serve_replicas(ports: Ports[Settings], stop: asyncio.Event, serve: Serve) -> None:
+async def serve_replicas(
+    ports: Ports[Settings], broker: Broker, stop: asyncio.Event, serve: Serve
+) -> None:
     """
     Run an instance for each server behind the address in the settings until *stop*.
 
     Args:
         ports: Settings of all instances; their ids begin with `instance_id`.
+        broker: Its connection holds the claims of servers.
         stop: Ends all instances, which then drain.
         serve: Runs one instance.
 
@@ -51,17 +54,7 @@ async def serve_replicas(ports: Ports[Settings], stop: asyncio.Event, serve: Ser
         SettingsError: The address is not a URL.
     """
     endpoints = endpoints_of(ports.settings.engine.remote)
-    async with ports.open_broker(f"headway-agent-{ports.settings.instance_id}-claims") as broker:
-        await _serve_all(ports, endpoints, Claims(broker, ports.settings), stop, serve)
-
-
-async def _serve_all(
-    ports: Ports[Settings],
-    endpoints: Endpoints,
-    claims: "Claims",
-    stop: asyncio.Event,
-    serve: Serve,
-) -> None:
+    claims = Claims(broker, ports.settings)
     replicas: dict[str, Replica] = {}
     ports.health.details = lambda: {
         "replicas": {name: each.state for name, each in replicas.items()}

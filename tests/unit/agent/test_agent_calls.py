@@ -16,7 +16,9 @@ from shared.contracts.requests import (
     Progress,
     QueuedRequest,
     RequestCompleted,
+    RequestFailed,
     RunStarted,
+    StepDetails,
 )
 from shared.models.registry import ModelRegistry
 from tests.agents.rig import REPLY, AgentRig, R
@@ -103,6 +105,38 @@ async def test_chunks_name_their_answer_and_have_text_if_asked_for(able: AgentRi
     assert "".join(each.text for each in chunks if each.child == 1) == text
     assert isinstance(final, RequestCompleted)
     assert final.children[1].text == text
+
+
+async def test_final_with_events_is_preceded_by_no_further_tokens(able: AgentRig):
+    """They are in the final, which would only come later."""
+    events = tuple(StepDetails(1, (f"data: {number}".encode(),)) for number in range(3))
+    await able.running(a_call(deltas=True))
+    emit(able, 0, 20)
+    await able.settled()
+    emit(able, 0, 21)
+    emit(able, 0, 22, finish=STOP)
+    able.engine.output("r", EngineOutput(token_ids=(), response=RESPONSE, details=events))
+    replies, final = await able.final()
+
+    assert [each.token_ids for each in chunks_of(replies)] == [(20,)]
+    assert isinstance(final, RequestCompleted)
+    assert final.details == events
+    assert final.children[0].token_ids == (20, 21, 22)
+
+
+async def test_tokens_precede_the_refusal_of_an_answer_that_is_too_large(able: AgentRig):
+    events = (StepDetails(1, (b"data: " + b"x" * 10_000,)),)
+    able.broker.max_message_size = 5_000
+    await able.running(a_call(deltas=True))
+    emit(able, 0, 20)
+    await able.settled()
+    emit(able, 0, 21, finish=STOP)
+    able.engine.output("r", EngineOutput(token_ids=(), response=RESPONSE, details=events))
+    replies, final = await able.final()
+
+    assert [each.token_ids for each in chunks_of(replies)] == [(20,), (21,)]
+    assert isinstance(final, RequestFailed)
+    assert final.error.code == "answer_too_large"
 
 
 async def test_lengths_are_corrected_once_all_prompts_are_rendered(able: AgentRig):

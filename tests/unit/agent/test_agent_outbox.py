@@ -9,9 +9,9 @@ import pytest
 from services.agent.outbox import Outbox
 from shared.broker import topology
 from shared.broker.memory.hub import MemoryHub
-from shared.contracts.base import Decoder, RequestId, RunId, TenantId
+from shared.contracts.base import Decoder, RequestId, RunId
 from shared.contracts.requests import Reply, RunStarted, TokenChunk, TokensEmitted
-from shared.contracts.stored import RunsStarted, StoredStart
+from shared.contracts.stored import RunsStarted
 from tests.agents.rig import I1, REPLY, decode_reply
 from tests.deliveries import UnreliableBroker
 
@@ -42,7 +42,7 @@ async def rig() -> AsyncIterator[OutboxRig]:
         spec, binding = topology.reply_queue(REPLY)
         await broker.declare_queue(spec)
         await broker.bind(binding)
-        outbox, stop = Outbox(broker, I1, PERIOD_S), asyncio.Event()
+        outbox, stop = Outbox(broker, PERIOD_S), asyncio.Event()
         work = asyncio.create_task(outbox.work(stop))
         yield OutboxRig(outbox, broker)
         stop.set()
@@ -80,7 +80,7 @@ async def test_tokens_of_a_period_are_one_message(
     for each in added:
         rig.outbox.add_tokens(REPLY, each)
 
-    assert await rig.after(2 * PERIOD_S) == [TokensEmitted(instance_id=I1, chunks=batch)]
+    assert await rig.after(2 * PERIOD_S) == [TokensEmitted(chunks=batch)]
 
 
 async def test_start_of_a_run_is_sent_at_once_and_between_the_tokens(rig: OutboxRig):
@@ -90,20 +90,6 @@ async def test_start_of_a_run_is_sent_at_once_and_between_the_tokens(rig: Outbox
 
     kinds = [type(each) for each in await rig.after(0.01)]
     assert kinds == [TokensEmitted, RunStarted, TokensEmitted]
-
-
-async def test_starts_for_the_store_are_gathered_into_one_message(rig: OutboxRig):
-    starts = [
-        StoredStart(tenant=TenantId("t"), request_id=RequestId(f"r{n}"), at=1.0) for n in range(3)
-    ]
-    for each in starts:
-        rig.outbox.stored_run_started(each)
-    await rig.outbox.send_stored_starts()
-    await rig.outbox.send_stored_starts()
-
-    assert await rig.broker.ready(topology.STORED) == 1
-    sent = decode_starts((await rig.broker.take(topology.STORED)).body)
-    assert sent == RunsStarted(instance_id=I1, starts=tuple(starts))
 
 
 async def test_hurried_destination_does_not_wait_for_the_period(rig: OutboxRig):
@@ -156,15 +142,15 @@ async def test_flush_takes_no_messages_of_other_requests(rig: OutboxRig):
 
     sent = await rig.after(2 * PERIOD_S)
     own = [
-        TokensEmitted(instance_id=I1, chunks=(chunk("a", 0, 20),)),
+        TokensEmitted(chunks=(chunk("a", 0, 20),)),
         start("a"),
-        TokensEmitted(instance_id=I1, chunks=(chunk("a", 1, 21),)),
+        TokensEmitted(chunks=(chunk("a", 1, 21),)),
     ]
     assert [each for each in sent if each in own] == own
     assert [each for each in sent if each not in own] == [
-        TokensEmitted(instance_id=I1, chunks=(chunk("b", 5, 30),)),
+        TokensEmitted(chunks=(chunk("b", 5, 30),)),
         start("c"),
-        TokensEmitted(instance_id=I1, chunks=(chunk("c", 0, 40),)),
+        TokensEmitted(chunks=(chunk("c", 0, 40),)),
     ]
     assert len(rig.broker.attempts) == len(rig.broker.sent) == 3
 

@@ -60,7 +60,6 @@ def chunk(
 
 def tokens(run: str, start: int, end: int, *, answer: Sequence[int] = ANSWER) -> TokensEmitted:
     return TokensEmitted(
-        instance_id=InstanceId(f"instance-of-{run}"),
         chunks=(chunk(run, start, end, answer=answer),),
     )
 

@@ -59,7 +59,6 @@ CALLS: dict[str, msgspec.Struct] = {
         request_id="r1", run_id="run1", hop=1, instance_id="i1", offset=2, offsets=(2, 1), at=1.0
     ),
     "tokens.emitted.v1": TokensEmitted(
-        instance_id="i1",
         chunks=(TokenChunk(request_id="r1", run_id="run1", offset=1, token_ids=(4,), child=1),),
     ),
     "request.completed.v1": RequestCompleted(

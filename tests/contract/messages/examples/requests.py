@@ -47,7 +47,6 @@ EXAMPLES: tuple[Message, ...] = (
     ),
     RunStarted(request_id="r1", run_id="run1", hop=2, instance_id="i1", offset=2, at=1002.0),
     TokensEmitted(
-        instance_id="i1",
         chunks=(
             TokenChunk(request_id="r1", run_id="run1", offset=2, token_ids=(3, 4), text="ab"),
             TokenChunk(request_id="r2", run_id=RunId("run2"), token_ids=(5,)),

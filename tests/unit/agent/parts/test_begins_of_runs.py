@@ -58,6 +58,7 @@ class Beginning:
             engine=cast("EngineBackend", self.engine),
             models=models,
             outbox=cast("Any", SimpleNamespace()),
+            stored_starts=cast("Any", SimpleNamespace()),
             instance_id=I1,
             report=self._report,
             prefilled=lambda _prefill: None,

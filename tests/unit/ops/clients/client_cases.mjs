@@ -106,7 +106,7 @@ const cases = {
     const answers = await Promise.all(submitting);
     broker.reply({ kind: "run.started.v1", request_id: "report", run_id: "1", instance_id: "a" });
     const chunk = { request_id: "report", run_id: "1", token_ids: [7], text: "seven" };
-    broker.reply({ kind: "tokens.emitted.v1", instance_id: "a", chunks: [chunk] });
+    broker.reply({ kind: "tokens.emitted.v1", chunks: [chunk] });
     const answer = { token_ids: [7, 8], text: "seven eight" };
     broker.reply({ kind: "request.completed.v1", request_id: "report", run_id: "1", ...answer });
     const parts = [];
@@ -135,7 +135,7 @@ const cases = {
     process.on("warning", (warning) => warned.push(warning.name));
     const client = await connect(URL);
     const answer = await client.submit({ ...fields, id: "one" });
-    broker.reply({ kind: "tokens.emitted.v1", instance_id: "a" });
+    broker.reply({ kind: "tokens.emitted.v1" });
     broker.reply({ kind: "request.completed.v1", request_id: "one", token_ids: [7], text: "seven" });
     const { text } = await answer.wait();
     await new Promise((resolve) => setTimer(resolve, 1));

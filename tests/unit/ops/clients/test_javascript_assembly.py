@@ -168,7 +168,6 @@ def history(random: Random) -> list[Step]:
 
 
 LONELY_TEXT = TokensEmitted(
-    instance_id=started("a").instance_id,
     chunks=(msgspec.structs.replace(tokens("a", 0, 1).chunks[0], token_ids=(), text="x"),),
 )
 
