@@ -50,7 +50,7 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
     async with ports.open_broker(f"headway-estimator-{os.getpid()}") as broker:
         await declare_topology(broker)
         subscription = await broker.consume(
-            topology.ESTIMATOR, Dispatcher(HANDLERS, state).handle, prefetch=256
+            topology.ESTIMATOR, Dispatcher(HANDLERS, state).handle, prefetch=256, gathers_acks=True
         )
         try:
             await _run(ports, broker, state, store, stop)

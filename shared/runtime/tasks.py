@@ -27,18 +27,23 @@ async def every(
     A failure of the broker or of a peer is logged, and the loop continues. Wrong settings and bugs
     end the loop.
     """
-    while not stop.is_set():
-        try:
-            await action()
-        except SettingsError:
-            raise
-        except MeshError as error:
-            log.warning(
-                "action.failed",
-                action=getattr(action, "__qualname__", repr(action)),
-                error=str(error),
-            )
-        await pause(stop, period_s)
+    # One task for all pauses: a time limit for each, which `pause` has, costs a cancellation.
+    stopped = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        while not stop.is_set():
+            try:
+                await action()
+            except SettingsError:
+                raise
+            except MeshError as error:
+                log.warning(
+                    "action.failed",
+                    action=getattr(action, "__qualname__", repr(action)),
+                    error=str(error),
+                )
+            await asyncio.wait({stopped}, timeout=period_s)
+    finally:
+        stopped.cancel()
 
 
 async def poll_until(

@@ -91,7 +91,10 @@ class UsageKeeper:
             BindingSpec(exchange=topology.CONTROL, queue=questions.name, routing_key=key)
         )
         answering = await self.broker.consume(questions.name, self.on_question, prefetch=16)
-        counting = await self.broker.consume(topology.USAGE, self.on_final, prefetch=MOST_AT_ONCE)
+        # A final that comes twice is counted once.
+        counting = await self.broker.consume(
+            topology.USAGE, self.on_final, prefetch=MOST_AT_ONCE, gathers_acks=True
+        )
         loops: tuple[tuple[str, Seconds, Callable[[], Awaitable[None]]], ...] = (
             ("usage.write", WRITE_PERIOD_S, self.write),
             ("usage.today", TODAY_PERIOD_S, self.publish_today),
