@@ -1,11 +1,21 @@
 """Acknowledgements that a channel sends together."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from shared.contracts.base import Seconds
 
 MOST_DELAY_S: Seconds = 0.5
 """Longest time for which an acknowledgement waits for others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """One acknowledgement."""
+
+    tag: int
+    multiple: bool
+    """True if it includes all deliveries before the tag."""
 
 
 class GatheredAcks:
@@ -41,9 +51,17 @@ class GatheredAcks:
             self._last += 1
             self._beyond.discard(self._last)
 
-    def taken(self) -> list[tuple[int, bool]]:
-        """Remove all; return each tag to send, and whether it includes all tags before it."""
-        waiting, self._waiting = self._waiting, []
-        up_to_last = [tag for tag in waiting if tag <= self._last]
-        single = [(tag, False) for tag in waiting if tag > self._last]
-        return ([(max(up_to_last), True)] if up_to_last else []) + single
+    def next(self) -> Ack | None:
+        """The next to send; it stays until `sent`."""
+        if not self._waiting:
+            return None
+        included = max((tag for tag in self._waiting if tag <= self._last), default=None)
+        if included is not None:
+            return Ack(included, multiple=True)
+        return Ack(self._waiting[0], multiple=False)
+
+    def sent(self, ack: Ack) -> None:
+        """Remove what was sent; acknowledgements that were added meanwhile may be included."""
+        self._waiting = [
+            tag for tag in self._waiting if tag != ack.tag and not (ack.multiple and tag < ack.tag)
+        ]

@@ -37,6 +37,7 @@ class DeliveryChannel:
         self.consumer_lost = False
         """True if the broker has cancelled the consumer of the channel."""
         self._acks = acks
+        self._sending_acks = asyncio.Lock()
         self._unsettled = 0
         self._retired = False
         self._closed = False
@@ -79,9 +80,11 @@ class DeliveryChannel:
         if acks is None or self.gone:
             return
         with suppress(MeshError, TimeoutError), amqp_errors("acknowledge"):
-            async with asyncio.timeout(SETTLE_TIMEOUT_S):
-                for tag, multiple in acks.taken():
-                    await self.raw.basic_ack(tag, multiple=multiple, wait=False)
+            # One sender at a time: an acknowledgement of several may not precede one of those.
+            async with asyncio.timeout(SETTLE_TIMEOUT_S), self._sending_acks:
+                while (ack := acks.next()) is not None:
+                    await self.raw.basic_ack(ack.tag, multiple=ack.multiple, wait=False)
+                    acks.sent(ack)
 
     def abandon(self) -> None:
         """Stop settling deliveries of the channel, since the connection is about to be closed."""
