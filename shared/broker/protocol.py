@@ -17,6 +17,11 @@ from typing import Protocol, Self
 from shared.contracts.base import Message, encode, tag_of
 
 HeaderValue = str | int | float | bool
+LARGE_BYTES = 1 << 20
+"""
+Size of a body from which a message has a channel of its own. The broker closes the channel of a
+message that is too large for it: 16 MiB in RabbitMQ 4, 128 MiB before.
+"""
 
 
 class QueueType(Enum):

@@ -17,7 +17,7 @@ from dataclasses import replace
 import structlog
 
 from shared.broker import topology
-from shared.broker.protocol import Broker, OutMessage, PublishOutcome
+from shared.broker.protocol import LARGE_BYTES, Broker, OutMessage, PublishOutcome
 from shared.broker.queue_list import list_queue
 from shared.broker.retry import publish_until_confirmed, until_available
 from shared.broker.tasks import OwnedTasks
@@ -34,6 +34,8 @@ from shared.contracts.requests import QueuedRequest
 
 log = structlog.get_logger()
 LOCK_RETRY_S: Seconds = 0.05
+_SLOW_CONFIRM_S: Seconds = 0.04
+"""Time to a confirm from which a request may have reached its queue after its notice."""
 NOTICE_SPACING_S: Seconds = 0.01
 """
 Least time between two notices about one queue. A pull takes a few milliseconds, and an instance
@@ -84,9 +86,7 @@ class WorkQueues:
         with self._entry(queue):
             outcome = PublishOutcome.UNROUTABLE
             if queue in self._declared:
-                # The broker routes the messages of a channel in order: agents that have the notice
-                # find the request, and need not wait until the broker has stored it.
-                outcome, _ = await asyncio.gather(self._publish(queue, message), self.notify(queue))
+                outcome = await self._publish_noticed(queue, message)
             if outcome is PublishOutcome.UNROUTABLE:
                 self._declared.discard(queue)
                 async with self._lock(queue):
@@ -153,6 +153,26 @@ class WorkQueues:
     def released(self) -> tuple[str, ...]:
         """Queues that this process has released, so that the leader may delete them."""
         return tuple(sorted(self._released))
+
+    async def _publish_noticed(self, queue: str, message: OutMessage) -> PublishOutcome:
+        """
+        Publish to a queue that exists, and notify agents meanwhile.
+
+        The broker routes the messages of a channel in order, and a queue executes a pull after the
+        publishes before it: agents that have the notice find the request, and need not wait until
+        the broker has stored it. Where that is not certain, a notice follows the confirm: a large
+        message has a channel of its own, and a confirm that took long may be of another attempt.
+        """
+        if len(message.body) >= LARGE_BYTES:
+            outcome = await self._publish(queue, message)
+            await self.notify(queue)
+            return outcome
+        loop = asyncio.get_running_loop()
+        begun_at = loop.time()
+        outcome, _ = await asyncio.gather(self._publish(queue, message), self.notify(queue))
+        if loop.time() - begun_at > _SLOW_CONFIRM_S:
+            await self.notify(queue)
+        return outcome
 
     async def _publish(self, queue: str, message: OutMessage) -> PublishOutcome:
         """Publish until the broker answers, and count the request from the begin."""
@@ -252,7 +272,7 @@ async def _notify_nonempty(broker: Broker, queue: str, *, source: str = "", put:
         put: Number of requests that *source* has published to *queue* since its start.
     """
     notice = OutMessage.transient(LaneNonempty(queue=queue, source=source, put=put))
-    # On the channel of the requests, so that no notice precedes its request.
+    # On the channel of the requests, so that the notice follows its request.
     with suppress(BrokerUnavailableError):
         await broker.publish(topology.CONTROL, topology.CONTROL_LANE, notice)
 

@@ -16,15 +16,10 @@ from aiormq.exceptions import (
 
 from shared.broker.amqp.connection import AmqpConnection
 from shared.broker.amqp.errors import amqp_errors
-from shared.broker.protocol import OutMessage, PublishOutcome
+from shared.broker.protocol import LARGE_BYTES, OutMessage, PublishOutcome
 from shared.contracts.errors import BrokerConflictError, MeshError, QueueNotFoundError
 
 _TRANSIENT, _PERSISTENT = 1, 2
-LARGE_BYTES = 1 << 20
-"""
-Size of a body from which a message has a channel of its own. The broker closes the channel of a
-message that is too large for it: 16 MiB in RabbitMQ 4, 128 MiB before.
-"""
 
 
 class AmqpPublisher:
