@@ -9,13 +9,15 @@ _DOUBT_LOOKS, _DOUBT_GROWTH = 2, 0.25
 Looks without a queue after which a full server gets more requests, as a share of its places, while
 the places were found only once: the request that waited may have had another reason.
 """
-_PROBE_LOOKS = (20, 240)
+_PROBE_LOOKS = (60, 240)
 """
 Looks without a queue after which a full server is tried with one request more; doubled, up to the
 second number, each time that the same number of places is found.
 """
 _CALM_LOOKS = 480
 """Looks without a queue and without a probe after which a full server gets one request more."""
+_LASTING_LOOKS = 3
+"""Number of looks after which a queue confirms the places, if all of them are taken."""
 _GROWTH = 0.5
 """Growth per look without a queue, as a share of the limit, up to the known places."""
 _USED = 0.8
@@ -47,6 +49,10 @@ class ConcurrencyLimit:
         """Number of looks without a queue, at a server whose places are all taken."""
         self._num_found = 0
         """Number of times that the places were found to be the same."""
+        self._own: float | None = None
+        """Number of places that was last found at this server, not at another of its kind."""
+        self._num_queued = 0
+        """Number of looks so far at the queue by which the places were found."""
 
     @property
     def limit(self) -> int:
@@ -80,13 +86,14 @@ class ConcurrencyLimit:
         if self._num_found == 0:
             self._places = min(self._most, max(places, 1.0, *self._running))
             self._limit = min(self._limit, self._places)
-        if self._places == places:
+            self._num_found = 1
+        elif self._own == places == self._places:
             self._num_found += 1
 
     @property
-    def places(self) -> float | None:
-        """Number of requests that the server runs at once; None if it was never found."""
-        return self._places if self._num_found else None
+    def own_places(self) -> float | None:
+        """Number of requests that this server was found to run at once; None if it never was."""
+        return self._own
 
     def queue_seen(
         self,
@@ -119,18 +126,24 @@ class ConcurrencyLimit:
             self._num_found = min(1, self._num_found)
         waiting = min(waiting, ours_waiting)
         if waiting == 0:
+            self._num_queued = 0
             if min(ours, running) >= _USED * self._limit:
                 self._grow()
         elif has_waited and ours_prefilling <= waiting:
             places = max(1.0, *self._running)
             # Places that were tried in doubt do not exist.
             again = self._num_found > 0 and places <= self._places
-            self._num_found = self._num_found + 1 if again else 1
-            self._places = places
+            # All looks at one queue are one finding, but for one that lasts at a full server.
+            lasts = self._num_queued == _LASTING_LOOKS and running >= places
+            is_new = not again or not self._num_queued or (lasts and not self.is_sure)
+            if is_new:
+                self._num_found = self._num_found + 1 if again else 1
+            self._num_queued += 1
+            self._places = self._own = places
             # Requests of others also take places: ours shrink by those that wait.
             self._limit = max(1.0, min(self._limit, ours - waiting, places))
             self._num_calm = 0
-            return True
+            return is_new
         return False
 
     def _grow(self) -> None:
@@ -165,10 +178,10 @@ class FleetLimits:
     def found(self, limit: ConcurrencyLimit) -> None:
         """Compare the places that were found of one server with those of the others of its kind."""
         for limits in self._kinds.values():
-            if limit not in limits or limit.places is None:
+            if limit not in limits or limit.own_places is None:
                 continue
             others = [each for each in limits if each is not limit]
-            if any(each.places == limit.places for each in others):
-                limit.confirm(limit.places)
+            if any(each.own_places == limit.own_places for each in others):
+                limit.confirm(limit.own_places)
             for each in others:
-                each.confirm(limit.places)
+                each.confirm(limit.own_places)

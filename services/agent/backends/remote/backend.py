@@ -392,7 +392,7 @@ class RemoteEngine(AnsweringBackend):
         streams = self._streams
         num_waiting = streams.num_prefilling if streams.is_stuck else 0
         is_found = self._limit.queue_seen(
-            running=streams.num_begun,
+            running=streams.num_begun + streams.num_whole,
             waiting=num_waiting,
             ours=len(self._runs),
             ours_waiting=num_waiting,

@@ -21,6 +21,8 @@ _NAMES = {
 _GAP_MEMORY_S: Seconds = 10.0
 _GAPS, _WHOLE_GAPS = 2, 10
 _STUCK = 1.5
+_SLOW, _RECENT = 2.0, 0.1
+"""Multiple of the short time per token, and weight of the last answer, for whole answers."""
 _DOWN, _UP = 0.2, 0.02
 """Shares by which the short times approach shorter and longer ones."""
 _LEAST_ITERATIONS = 3
@@ -192,6 +194,8 @@ class Streams:
         self._gap_s, self._gap_at = 0.0, 0.0
         self._short_s = self._short_s_per_size = math.inf
         """Short times to first tokens, in seconds and in seconds per unit of size."""
+        self._pace_s = self._short_pace_s = math.inf
+        """Mean and short times of answers that came as a whole, per token."""
 
     @property
     def mean_prompt_tokens(self) -> float:
@@ -246,11 +250,19 @@ class Streams:
         return len(self._streams) - self.num_waiting
 
     @property
+    def num_whole(self) -> int:
+        """
+        Number of answers that come as a whole and probably run; 0 while such answers take more than
+        `_SLOW` times as long per token as they can, since some of them may wait.
+        """
+        if self._pace_s > _SLOW * self._short_pace_s:
+            return 0
+        return sum(not each.streams and not each.num_tokens for each in self._streams.values())
+
+    @property
     def longest_gap_s(self) -> Seconds:
         """About the longest time between two tokens of one answer of late; infinite if unknown."""
-        if not self._gap_s:
-            return math.inf
-        return self._gap_s * math.exp((self._gap_at - self._clock()) / _GAP_MEMORY_S)
+        return self._gap_s or math.inf
 
     def submitted(
         self, request_id: str, prompt_tokens: int, *, streams: bool = True, size: int | None = None
@@ -283,7 +295,7 @@ class Streams:
         now, num_running = self._clock(), self.num_begun
         gap_s = now - stream.last_at
         if not stream.num_tokens:
-            self._begun(stream, now - stream.submitted_at)
+            self._begun(stream, now - stream.submitted_at, num_tokens)
             if request_id == self._alone:
                 self._add(now - stream.submitted_at, stream.prompt_tokens, num_running)
         else:
@@ -296,22 +308,30 @@ class Streams:
         stream.num_tokens += num_tokens
         stream.last_at, stream.num_beside = now, self.num_begun
 
-    def _begun(self, stream: _Stream, first_s: Seconds) -> None:
-        """Record the first token of an answer."""
+    def _begun(self, stream: _Stream, first_s: Seconds, num_tokens: int) -> None:
+        """Record the first token of an answer, or all of them."""
         self.num_waiting -= 1
         self.most_begun = max(self.most_begun, self.num_begun)
         if stream.streams:
             self._short_s = _lower(self._short_s, first_s)
             size = max(1, stream.size_before + stream.size)
             self._short_s_per_size = _lower(self._short_s_per_size, first_s / size)
+        else:
+            pace_s = first_s / num_tokens
+            self._short_pace_s = _lower(self._short_pace_s, pace_s)
+            known_s = pace_s if math.isinf(self._pace_s) else self._pace_s
+            self._pace_s = known_s + _RECENT * (pace_s - known_s)
 
     def _is_sample(self, stream: _Stream, num_tokens: int, num_running: int) -> bool:
         """True if the last gap of *stream* is the time of one iteration without a prefill."""
         return num_tokens == 1 and stream.num_beside == num_running and not self.num_waiting
 
     def _note_gap(self, gap_s: Seconds) -> None:
-        if not self._gap_s or gap_s >= self.longest_gap_s:
-            self._gap_s, self._gap_at = gap_s, self._clock()
+        now = self._clock()
+        # What was seen is forgotten only while tokens come.
+        streamed_s = min(gap_s, now - self._gap_at)
+        self._gap_s = max(gap_s, self._gap_s * math.exp(-streamed_s / _GAP_MEMORY_S))
+        self._gap_at = now
 
     def ended(self, request_id: str) -> None:
         """Record the end of a run."""

@@ -250,3 +250,40 @@ def test_most_answers_at_once_are_remembered(clock: Times) -> None:
     streams.ended("a")
 
     assert (streams.num_begun, streams.most_begun) == (1, 2)
+
+
+def test_time_of_an_iteration_is_not_forgotten_while_nothing_is_streamed(clock: Times) -> None:
+    streams = begun(clock, "a")
+    clock.now += 7200.0
+
+    assert streams.longest_gap_s == pytest.approx(0.05)
+
+
+def test_long_iteration_is_forgotten_while_shorter_ones_follow(clock: Times) -> None:
+    streams = begun(clock, "a")
+    clock.now += 2.0
+    streams.received("a", 1)
+    long_s = streams.longest_gap_s
+    for _ in range(2000):
+        clock.now += 0.05
+        streams.received("a", 1)
+
+    assert (long_s, streams.longest_gap_s) == (2.0, pytest.approx(0.05))
+
+
+def test_whole_answers_count_as_running_until_they_take_much_longer(clock: Times) -> None:
+    """One takes 0.1 s per token; the next ones wait before they begin."""
+    streams = Streams(clock)
+    streams.submitted("first", 10, streams=False)
+    assert streams.num_whole == 1
+    clock.now += 1.0
+    streams.received("first", 10)
+    streams.ended("first")
+    for number in range(10):
+        streams.submitted(f"{number}", 10, streams=False)
+        clock.now += 9.0
+        streams.received(f"{number}", 10)
+        streams.ended(f"{number}")
+    streams.submitted("last", 10, streams=False)
+
+    assert streams.num_whole == 0

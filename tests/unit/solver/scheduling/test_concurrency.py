@@ -164,3 +164,28 @@ def test_server_that_has_left_confirms_nothing() -> None:
     fleet.found(here)
 
     assert not here.is_sure
+
+
+def test_one_queue_is_one_finding_however_often_it_is_seen() -> None:
+    """A server computes nothing while it loads its model for the first request."""
+    limit = ConcurrencyLimit(most=MOST, first=4)
+    for _ in range(50):
+        look(limit, running=0, waiting=1)
+    assert (limit.limit, limit.is_sure) == (1, False)
+
+    for _ in range(20):
+        look(limit, running=limit.limit)
+    assert limit.limit >= 4
+
+
+def test_number_that_was_only_assumed_confirms_nothing() -> None:
+    fleet = FleetLimits()
+    limits = [ConcurrencyLimit(most=MOST, first=MOST) for _ in range(2)]
+    for limit in limits:
+        fleet.join("vllm", limit)
+    for _ in range(2):
+        look(limits[0], running=1, waiting=1)
+        fleet.found(limits[0])
+
+    assert [each.limit for each in limits] == [1, 1]
+    assert not any(each.is_sure for each in limits)
