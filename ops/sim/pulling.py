@@ -24,7 +24,7 @@ from solver.scheduling.pull_room import (
     is_loaded,
     work_s,
 )
-from solver.scheduling.pulling import WORK_WEIGHT_S_PER_TOKEN, PullOrder
+from solver.scheduling.pulling import WORK_WEIGHT_S_PER_TOKEN, Openings, PullOrder
 from solver.scheduling.relegation import BUSY_TOKENS
 
 _PULL, _ITERATE = 0, 1
@@ -154,7 +154,8 @@ class _Puller:
         held = self.held()
         if not has_room(held, self._bounds):
             return None
-        source = self.order.next(now, best_effort_room=has_best_effort_room(held, self._bounds))
+        openings = Openings(yielding=has_best_effort_room(held, self._bounds))
+        source = self.order.next(now, openings)
         return None if source is None else source.queue
 
     def _drop(self, request: SimRequest) -> None:

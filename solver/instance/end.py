@@ -22,7 +22,7 @@ from solver.instance.commands import (
     Return,
 )
 from solver.instance.events import Begun, Departed, Ended, Outgrown, Rendered, RunEnd, Stranded
-from solver.instance.load import is_crowded
+from solver.instance.load import is_crowded, prefill_pace
 from solver.instance.request import Ending, Held, Lease, Phase
 from solver.instance.state import InstanceState
 from solver.scheduling.engine.entry import Rank
@@ -81,7 +81,8 @@ def on_begun(instance: InstanceState, event: Begun, now: UnixTime) -> Iterator[C
     if held is not None:
         if is_crowded(instance, now):
             instance.urgent.crowded_at = now
-        if held.run is not None and held.rank is Rank.REGULAR:
+        is_seen = not (instance.orders_prefills and held.comes_whole)
+        if held.run is not None and held.rank is Rank.REGULAR and is_seen:
             measured_s = now - held.run.submitted_at
             instance.room.prefill_pace.add(predicted_s=held.run.prefill_s, measured_s=measured_s)
             due_at = held.request.slo.token_deadline_at(held.request.arrived_at, 1)
@@ -90,6 +91,19 @@ def on_begun(instance: InstanceState, event: Begun, now: UnixTime) -> Iterator[C
         instance.work.pull = True
         instance.work.admit |= instance.orders_prefills
     yield from ()
+
+
+def note_prefilled(instance: InstanceState, now: UnixTime) -> None:
+    """
+    Count prompts as computed at their predicted times at servers that send answers as a whole.
+
+    Such an answer has its first token at its end: until then, it would count as a prefill.
+    """
+    for held in instance.requests.not_begun:
+        if held.comes_whole and held.run is not None and not held.run.prefilled:
+            prefill_s = prefill_pace(instance) * held.run.prefill_s
+            if now - held.run.submitted_at >= prefill_s:
+                instance.requests.prefilled(held)
 
 
 def _note_first_token(instance: InstanceState, held: Held, now: UnixTime, *, in_time: bool) -> None:

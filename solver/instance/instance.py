@@ -167,7 +167,11 @@ def _on_loaded(instance: InstanceState, event: Loaded, now: UnixTime) -> Iterato
     if instance.orders_prefills:
         instance.work.serve()  # work that could wait may be urgent now
         if instance.holding.look(now):
-            yield Say(event="holding.changed", fields=(("now", instance.holding.reason),))
+            holding = instance.holding
+            fields = (("holds", not holding.prefers_passing), ("compared", holding.compared))
+            yield Say(event="holding.changed", fields=fields)
+        instance.urgent.mean_running(now, instance.room.num_interactive)
+        end.note_prefilled(instance, now)
     admit.hand_back_late(instance, now)
 
 

@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from shared.contracts.base import InstanceId, UnixTime
 from shared.contracts.lanes import LaneKey, LaneLayout, inbox_name, model_of
 from shared.contracts.qos import Importance
 from solver.instance import end
-from solver.instance.admission.server_order import has_patient_room, patience_s
+from solver.instance.admission.server_order import (
+    has_patient_room,
+    patience_s,
+    patience_s_per_token,
+)
 from solver.instance.commands import Command, Get
 from solver.instance.events import (
     Delivered,
@@ -27,7 +30,13 @@ from solver.prediction.latency.service_time import (
     predicted_output_tokens,
 )
 from solver.scheduling.pull_room import has_best_effort_room, has_room
-from solver.scheduling.pulling import TURNS_DEFERENCE_S, Source, SourceKind, deference_s
+from solver.scheduling.pulling import (
+    TURNS_DEFERENCE_S,
+    Openings,
+    Source,
+    SourceKind,
+    deference_s,
+)
 
 BROKER_RETRY_S = 0.5
 """Time without pulls after the broker could not be reached."""
@@ -61,39 +70,34 @@ def next_source(instance: InstanceState, now: UnixTime) -> Source | None:
     if not instance.may_pull:
         # The inbox holds requests that only this instance reads: they return to their lanes.
         return instance.order.inbox(now)
-    room = _room(instance, now)
-    if room is None:
+    openings = _openings(instance, now)
+    if openings is None:
         return _copies(instance, now)
     return instance.order.next(
-        now,
-        best_effort_room=room.yielding,
-        regular_room=room.regular,
-        patience_s=patience_s(instance),
-        unimportant_delay_s=unimportant_delay_s(instance, now),
+        now, openings, unimportant_delay_s=unimportant_delay_s(instance, now)
     )
 
 
-class _Room(NamedTuple):
-    """Which requests may be pulled, beside those of the inbox."""
-
-    regular: bool
-    yielding: bool
-    """True if those may be that yield to urgent work."""
-
-
-def _room(instance: InstanceState, now: UnixTime) -> _Room | None:
-    """Room for one more request; None if there is none at all."""
+def _openings(instance: InstanceState, now: UnixTime) -> Openings | None:
+    """Which requests may be pulled; None if there is no room for any."""
     held, bounds = work(instance)
-    passes = instance.orders_prefills and instance.holding.passes
+    if not instance.orders_prefills:
+        if not has_room(held, bounds):
+            return None
+        return Openings(yielding=has_best_effort_room(held, bounds))
+    passes = instance.holding.passes
     if not passes and not has_room(held, bounds):
         return None
-    if not instance.orders_prefills:
-        return _Room(regular=True, yielding=has_best_effort_room(held, bounds))
     # An interactive request that has to wait here could begin elsewhere, as could the next one.
     is_held = is_crowded(instance, now) and not passes
-    waits = instance.requests.has_interactive_waiting or is_held
-    regular = num_free(instance) > 0 and not waits
-    return _Room(regular=regular, yielding=has_patient_room(instance, now))
+    waits = instance.requests.first_interactive() is not None or is_held
+    return Openings(
+        regular=num_free(instance) > 0 and not waits,
+        yielding=has_patient_room(instance, now),
+        patience_s=patience_s(instance),
+        patience_s_per_token=patience_s_per_token(instance),
+        aging_bound_s=instance.settings.aging_bound_s,
+    )
 
 
 def _copies(instance: InstanceState, now: UnixTime) -> Source | None:
@@ -118,16 +122,10 @@ def next_at(instance: InstanceState, now: UnixTime) -> UnixTime:
         return _copies_at(instance)
     if not instance.may_pull:
         return max(instance.pull_at, instance.order.inbox_at())
-    room = _room(instance, now)
-    if room is None:
+    openings = _openings(instance, now)
+    if openings is None:
         return _copies_at(instance)
-    wake_at = instance.order.wake_at(
-        now,
-        best_effort_room=room.yielding,
-        regular_room=room.regular,
-        patience_s=patience_s(instance),
-    )
-    return max(instance.pull_at, wake_at)
+    return max(instance.pull_at, instance.order.wake_at(now, openings))
 
 
 def on_delivered(instance: InstanceState, event: Delivered, now: UnixTime) -> Iterator[Command]:
@@ -139,7 +137,7 @@ def on_delivered(instance: InstanceState, event: Delivered, now: UnixTime) -> It
         yield from copied
         return
     work_tokens = request.prompt_tokens + predicted_output_tokens(request, instance.profile)
-    instance.order.pulled(queue, request.deadline_at, work_tokens)
+    instance.order.pulled(queue, request.deadline_at, work_tokens, request.arrived_at)
     held = Held(number=instance.number(), request=request, tags=[event.tag], pulled_at=now)
     if (known := instance.requests.find(request.request_id)) is not None:
         yield from _join(instance, known, held, now)

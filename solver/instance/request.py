@@ -75,6 +75,8 @@ class Run:
     """Predicted prefill of the run, and of those that the engine had when it was submitted."""
     begun: bool = False
     """True once the run has generated a token."""
+    prefilled: bool = False
+    """True once the prompt counts as computed, of an answer that comes as a whole."""
     ending: Ending | None = None
     why: str = ""
     """Reason of the ending."""
@@ -168,6 +170,11 @@ class Held:
         return self.request.attempts.crashes >= SUSPECT_CRASHES
 
     @property
+    def comes_whole(self) -> bool:
+        """True if a server sends the answer at its end, so that no token says when it has begun."""
+        return self.request.call is not None and not self.request.call.deltas
+
+    @property
     def only_waits(self) -> bool:
         """True if the request is in the window and has not run on this instance."""
         return self.phase is Phase.WAITING and self.lease is None
@@ -176,7 +183,7 @@ class Held:
     def ahead(self) -> bool:
         """True while the request delays a request that is pulled next: it has not begun."""
         if self.phase in (Phase.RUNNING, Phase.ENDING):
-            return self.run is not None and not self.run.begun
+            return self.run is not None and not (self.run.begun or self.run.prefilled)
         return self.phase is Phase.WAITING
 
     def submit(self, run: Run) -> None:

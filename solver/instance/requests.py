@@ -108,14 +108,15 @@ class Requests:
         """Number of requests that are not on the engine and do not leave."""
         return len(self._by_id) - len(self._by_run)
 
-    @property
-    def has_interactive_waiting(self) -> bool:
-        """True if a regular interactive request is in the window."""
-        return any(
-            request.slo.qos_class is QosClass.INTERACTIVE
-            and self._by_id[request.request_id].rank is Rank.REGULAR
-            for request in self.window
-        )
+    def first_interactive(self) -> Held | None:
+        """The regular interactive request of the window with the nearest deadline."""
+        waiting = (self._by_id[request.request_id] for request in self.window)
+        interactive = [
+            held
+            for held in waiting
+            if held.rank is Rank.REGULAR and held.request.slo.qos_class is QosClass.INTERACTIVE
+        ]
+        return min(interactive, key=lambda held: held.request.deadline_at, default=None)
 
     @property
     def num_held(self) -> int:
@@ -185,6 +186,12 @@ class Requests:
         if held.run is not None:
             held.run.begun = True
             self._not_begun.pop(held.run.run_id, None)
+        self.room.update(held)
+
+    def prefilled(self, held: Held) -> None:
+        """Count the prompt of a run as computed, although no token has come."""
+        if held.run is not None:
+            held.run.prefilled = True
         self.room.update(held)
 
     def reserve(self, held: Held, room_tokens: int) -> None:

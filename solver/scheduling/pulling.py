@@ -70,10 +70,27 @@ class Source:
         return math.isinf(self.time_left_s) or self.kind is SourceKind.RELEGATED
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Openings:
+    """Which work may be pulled; the inbox is read in any case."""
+
+    regular: bool = True
+    yielding: bool
+    """True if work may be pulled that yields: best effort, and work whose deadline is far."""
+    patience_s: Seconds = FAR_S
+    """Time to a deadline from which it is far."""
+    patience_s_per_token: Seconds = 0.0
+    """The same per token of the work, if that is longer."""
+    aging_bound_s: Seconds = math.inf
+    """Age from which a request no longer yields, so that none starves."""
+
+
 @dataclass(slots=True)
 class _Head:
     source: Source
     deadline_at: UnixTime
+    since: UnixTime
+    """Time before which the first request of the queue did not arrive."""
     work_tokens: float = 0.0
     """
     Mean work of the requests pulled from the queue, in tokens; 0 before the first pull, so that
@@ -146,7 +163,7 @@ class PullOrder:
         """Replace the sources; a source that remains keeps its learned deadline and work."""
         self._heads = {
             source.queue: self._heads.get(source.queue)
-            or _Head(source, deadline_at=now + source.time_left_s)
+            or _Head(source, deadline_at=now + source.time_left_s, since=now)
             for source in sources
         }
         self._held = {queue: until for queue, until in self._held.items() if until > now}
@@ -158,10 +175,8 @@ class PullOrder:
     def next(
         self,
         now: UnixTime,
+        openings: Openings,
         *,
-        best_effort_room: bool,
-        regular_room: bool = True,
-        patience_s: Seconds = FAR_S,
         unimportant_delay_s: Seconds = 0.0,
     ) -> Source | None:
         """
@@ -169,26 +184,23 @@ class PullOrder:
 
         Args:
             now: Unix seconds.
-            best_effort_room: True if work may be pulled that yields: best effort, and work whose
-                deadline is far.
-            regular_room: True if other work may be pulled; the inbox is read in any case.
-            patience_s: Time to a deadline from which it is far.
+            openings: Which work may be pulled.
             unimportant_delay_s: Delay of sources of low importance.
         """
         awake = [
             head
             for head in self._heads.values()
             if self._asleep_until(head) <= now and not self._is_behind(head, now)
-            if _has_room(head, now, patience_s, best_effort_room, regular_room)
+            if _has_room(head, now, openings)
         ]
-        urgent = [head for head in awake if not _yields(head, now, patience_s)]
-        best_effort = [head for head in awake if _yields(head, now, patience_s)]
+        urgent = [head for head in awake if not _yields(head, now, openings)]
+        best_effort = [head for head in awake if _yields(head, now, openings)]
         owed = self._since_best_effort >= self._best_effort_every - 1
         pool = self._in_turn(best_effort) if best_effort and (owed or not urgent) else urgent
         if not pool:
             return None
         best = min(pool, key=lambda head: self._key(head, unimportant_delay_s))
-        yields = _yields(best, now, patience_s)
+        yields = _yields(best, now, openings)
         self._since_best_effort = 0 if yields else self._since_best_effort + 1
         return best.source
 
@@ -225,11 +237,26 @@ class PullOrder:
         heads = self._heads.values()
         return next((head for head in heads if head.source.kind is SourceKind.INBOX), None)
 
-    def pulled(self, queue: str, deadline_at: UnixTime, work_tokens: float = 0.0) -> None:
-        """Record that a request with *deadline_at* and *work_tokens* of work came from *queue*."""
+    def pulled(
+        self,
+        queue: str,
+        deadline_at: UnixTime,
+        work_tokens: float = 0.0,
+        arrived_at: UnixTime = 0.0,
+    ) -> None:
+        """
+        Record that a request came from *queue*.
+
+        Args:
+            queue: The queue.
+            deadline_at: Deadline of the request.
+            work_tokens: Its work.
+            arrived_at: Time of its arrival.
+        """
         if (head := self._heads.get(queue)) is None:
             return
         head.deadline_at = deadline_at
+        head.since = max(head.since, arrived_at)
         head.num_empty = 0
         first = head.work_tokens == 0.0
         head.work_tokens += (work_tokens - head.work_tokens) * (1.0 if first else _SMOOTHING)
@@ -250,7 +277,7 @@ class PullOrder:
         if head.quiet_until <= now and not is_noticed:  # the first of several concurrent polls
             poll_s = min(self._most_poll_s, self._poll_s * 2.0 ** min(head.num_empty, 30))
             head.quiet_until, head.num_empty = now + poll_s, head.num_empty + 1
-        head.deadline_at = now + head.source.time_left_s
+        head.deadline_at, head.since = now + head.source.time_left_s, now
 
     def absent(self, queue: str, now: UnixTime, *, asked_at: UnixTime) -> None:
         """
@@ -313,27 +340,18 @@ class PullOrder:
         """
         self._held[queue] = until
 
-    def wake_at(
-        self,
-        now: UnixTime,
-        *,
-        best_effort_room: bool,
-        regular_room: bool = True,
-        patience_s: Seconds = FAR_S,
-    ) -> UnixTime:
+    def wake_at(self, now: UnixTime, openings: Openings) -> UnixTime:
         """
         Time at which the first source should be polled again; infinite if no source may be polled.
 
         Args:
             now: Unix seconds.
-            best_effort_room: As in `next`.
-            regular_room: As in `next`.
-            patience_s: As in `next`.
+            openings: Which work may be pulled.
         """
         asked = (
             self._asleep_until(head)
             for head in self._heads.values()
-            if _has_room(head, now, patience_s, best_effort_room, regular_room)
+            if _has_room(head, now, openings)
             if not self._is_behind(head, now)
         )
         return min(asked, default=math.inf)
@@ -353,19 +371,19 @@ class PullOrder:
         return max(head.quiet_until, self._held.get(head.source.queue, 0.0))
 
 
-def _has_room(
-    head: _Head,
-    now: UnixTime,
-    patience_s: Seconds,
-    best_effort_room: bool,  # noqa: FBT001 - as in `PullOrder.next`
-    regular_room: bool,  # noqa: FBT001
-) -> bool:
+def _has_room(head: _Head, now: UnixTime, openings: Openings) -> bool:
     """True if the next request of *head* may be pulled."""
-    if _yields(head, now, patience_s):
-        return best_effort_room
-    return regular_room or head.source.kind is SourceKind.INBOX
+    if _yields(head, now, openings):
+        return openings.yielding
+    return openings.regular or head.source.kind is SourceKind.INBOX
 
 
-def _yields(head: _Head, now: UnixTime, patience_s: Seconds) -> bool:
+def _yields(head: _Head, now: UnixTime, openings: Openings) -> bool:
     """True if the next request of *head* is pulled only into room for best-effort work."""
-    return head.source.best_effort or head.deadline_at - now > patience_s
+    if head.source.kind is SourceKind.INBOX:  # only this instance reads it, whatever comes next
+        return False
+    if now - head.since > openings.aging_bound_s:
+        return False
+    own_s = openings.patience_s_per_token * head.work_tokens
+    is_far = head.deadline_at - now > max(openings.patience_s, own_s)
+    return head.source.best_effort or is_far

@@ -57,7 +57,7 @@ def begin(instance: InstanceState, held: Held, now: UnixTime) -> Iterator[Comman
         prefill_s=instance.room.prefilling_s + instance.room.prefill_s_of(held),
     )
     slo = run_slo(held, now)
-    if slo.ttft_s is not None:
+    if slo.ttft_s is not None and held.first_token_at is None:
         instance.urgent.seen(slo.ttft_s, slo.tbt_s, now)
     instance.requests.submit(held, run)
     yield Submit(
@@ -155,7 +155,10 @@ def _admissible(instance: InstanceState, now: UnixTime) -> Held | None:
 
 
 def _heads(instance: InstanceState, now: UnixTime) -> Iterator[Held]:
-    """The request of the window that is next, and the first ones of the other ranks."""
+    """
+    The request of the window that is next, the first ones of the other ranks, and the first
+    interactive one, which others before it that can wait must not stop.
+    """
     delay_s = unimportant_delay_s(instance, now)
     first = instance.requests.head(now, unimportant_delay_s=delay_s)
     if first is None:
@@ -165,6 +168,8 @@ def _heads(instance: InstanceState, now: UnixTime) -> Iterator[Held]:
         head = instance.requests.head_of(rank, unimportant_delay_s=delay_s)
         if head is not None and rank is not first.rank:
             yield head
+    if instance.orders_prefills and (urgent := instance.requests.first_interactive()) is not None:
+        yield urgent
 
 
 def _crowded_out(instance: InstanceState, now: UnixTime) -> Held | None:

@@ -127,8 +127,10 @@ class Holding:
             in_time: True if the first token met its target.
         """
         self._late += ((not in_time) - self._late) * _RECENT
-        since, passes = next(each for each in reversed(self._changes) if each[0] <= arrived_at)
-        # Arrivals of a trial count all, since it is shorter than the time to settle.
+        known = (each for each in reversed(self._changes) if each[0] <= arrived_at)
+        since, passes = next(known, (math.inf, self.prefers_passing))
+        # Arrivals of a trial count all, since it is shorter than the time to settle. Those from
+        # before the remembered changes count nowhere.
         if passes != self.prefers_passing or arrived_at - since >= _SETTLE_S:
             self.arms[passes].add(first_s, in_time=in_time)
 
@@ -137,11 +139,15 @@ class Holding:
         """Why requests are passed on, for their stories."""
         if not self.prefers_passing:
             return "for a trial, since many first tokens are late"
+        return f"since holding did not help: {self.compared}"
+
+    @property
+    def compared(self) -> str:
+        """What was seen of both ways."""
         held, passed = (self.arms[passes] for passes in (False, True))
         return (
-            f"since holding did not help: {held.share:.0%} of first tokens in time after "
-            f"{held.mean_first_s:.2f} s, {passed.share:.0%} after {passed.mean_first_s:.2f} s "
-            "without it"
+            f"{held.share:.0%} of first tokens in time after {held.mean_first_s:.2f} s, "
+            f"{passed.share:.0%} after {passed.mean_first_s:.2f} s without it"
         )
 
     @property

@@ -14,7 +14,14 @@ from shared.contracts.base import Seconds, UnixTime
 from shared.contracts.qos import QosClass
 from solver.instance import end
 from solver.instance.commands import Command
-from solver.instance.load import is_crowded, is_late, num_free, prefill_pace, unimportant_delay_s
+from solver.instance.load import (
+    decode_s,
+    is_crowded,
+    is_late,
+    num_free,
+    prefill_pace,
+    unimportant_delay_s,
+)
 from solver.instance.request import Held
 from solver.instance.state import InstanceState
 from solver.scheduling.engine.entry import Rank
@@ -42,14 +49,21 @@ def patience_s(instance: InstanceState) -> Seconds:
     return min(FAR_S, max(_PATIENT_S, _PATIENT_STAYS * instance.urgent.stay_s))
 
 
+def patience_s_per_token(instance: InstanceState) -> Seconds:
+    """Time to a deadline from which work in a queue yields, per token of the work."""
+    pace_s = instance.engine.pace_s
+    return _PATIENT_STAYS * pace_s if pace_s < math.inf else 0.0
+
+
 def is_patient(instance: InstanceState, held: Held, now: UnixTime) -> bool:
     """True if *held* yields to urgent work at a server that does not order it."""
     request = held.request
     if held.rank is not Rank.REGULAR:
         return now < request.arrived_at + instance.settings.aging_bound_s
-    is_whole = request.slo.qos_class is not QosClass.INTERACTIVE and instance.urgent.stay_s > 0
-    least_s = _PATIENT_STAYS * instance.urgent.stay_s if is_whole else patience_s(instance)
-    return request.deadline_at - now > least_s
+    if request.slo.qos_class is QosClass.INTERACTIVE or not instance.urgent.stay_s:
+        return request.deadline_at - now > patience_s(instance)
+    own_s = instance.room.prefill_s_of(held) + decode_s(instance, held, now)
+    return request.deadline_at - now > _PATIENT_STAYS * max(instance.urgent.stay_s, own_s)
 
 
 def num_reserved(instance: InstanceState, now: UnixTime) -> int:
@@ -60,7 +74,9 @@ def num_reserved(instance: InstanceState, now: UnixTime) -> int:
     arrivals does; the servers of a model share the variation.
     """
     mean = instance.urgent.mean_running(now, instance.room.num_interactive)
-    return math.ceil(_RESERVED * math.sqrt(mean)) if mean >= _LEAST_URGENT else 0
+    if mean < _LEAST_URGENT:
+        return 0
+    return min(instance.engine.max_running - 1, math.ceil(_RESERVED * math.sqrt(mean)))
 
 
 def has_patient_room(instance: InstanceState, now: UnixTime, *, taken: int = 0) -> bool:
@@ -117,7 +133,7 @@ def _num_delayed(instance: InstanceState, held: Held, now: UnixTime) -> int:
     prefill_s = instance.room.prefilling_s + instance.room.prefill_s_of(held)
     prefill_s *= prefill_pace(instance)
     gap_s = min(prefill_s, instance.engine.longest_gap_s)
-    num_gaps = math.ceil(prefill_s / gap_s) if gap_s > 0 else 0
+    num_more = prefill_s / gap_s - 1 if gap_s > 0 else 0.0
     num_delayed = 0
     for run in instance.requests.runs:
         if not _is_interactive(run) or run.run is None or not run.run.begun:
@@ -125,7 +141,7 @@ def _num_delayed(instance: InstanceState, held: Held, now: UnixTime) -> int:
         request, pace_s = run.request, run.request.slo.tbt_s or 0.0
         num_tokens = instance.requests.generated(run) // request.num_answers
         slack_s = request.slo.token_deadline_at(request.arrived_at, num_tokens + 1) - now
-        delay_s = gap_s + max(0.0, gap_s - pace_s) * (num_gaps - 1)
+        delay_s = gap_s + max(0.0, gap_s - pace_s) * num_more
         num_delayed += 0 <= slack_s < delay_s
     return num_delayed
 

@@ -137,14 +137,17 @@ class Turns:
         A slot that the engine was never seen to use may not exist. It is worth a wait, as is each
         pull in progress, whose request is not known yet.
         """
-        free, most_run = num_free(instance), instance.engine.most_run
+        # Pulls that wait for their turn take no slot yet.
+        free = num_free(instance) + instance.num_pulls - self._granted[instance]
+        most_run = instance.engine.most_run
         unproven = 0 if most_run is None else max(0, instance.engine.max_running - most_run)
         target_s = instance.urgent.target_s(instance.now)
         unit_s = DEFAULT_TARGET_S if math.isinf(target_s) else target_s
         wait_s = prefill_pace(instance) * instance.room.prefill_s()
         wait_s += _PER_PULL * self._granted[instance] * unit_s
         wait_s += _UNPROVEN * (free <= unproven) * unit_s
-        return (free <= 0 or not instance.may_pull, wait_s, instance.room.taken(instance.engine))
+        cannot = free <= 0 or not instance.may_pull or instance.now < instance.pull_at
+        return (cannot, wait_s, instance.room.taken(instance.engine))
 
 
 def _forget_one(counts: Counter[T], key: T) -> None:

@@ -64,7 +64,7 @@ class Urgent:
             now: Unix seconds; never less than at the last call.
             num_running: Present number.
         """
-        elapsed_s = now - self._mean_at
+        elapsed_s = max(0.0, now - self._mean_at)  # the clock of a machine may be set back
         self._mean_at = now
         if not math.isinf(elapsed_s):
             self._mean += (num_running - self._mean) * -math.expm1(-elapsed_s / _MEMORY_S)

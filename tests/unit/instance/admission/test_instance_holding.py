@@ -164,3 +164,15 @@ def test_first_tokens_and_relegations_are_compared():
     arm = driver.instance.holding.arms[False]
     assert (arm.requests, arm.in_time) == (3, 1)
     assert driver.outcome("late already") == "relegated"
+
+
+def test_requests_from_before_the_remembered_trials_count_nowhere():
+    """A producer may state an arrival of long ago."""
+    holding = Holding()
+    served(lambda _passes, _number: 2.0, seconds=10, holding=holding)
+    for number in range(40 * round(TRIAL_PERIOD_S)):
+        holding.look(NOW + 10 + number)
+    before = sum(arm.requests for arm in holding.arms.values())
+    holding.served(NOW - 1e6, 1e6, in_time=False)
+
+    assert sum(arm.requests for arm in holding.arms.values()) == before

@@ -2,15 +2,18 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from shared.contracts.lanes import inbox_name
 from shared.contracts.qos import Importance, Slo
+from shared.contracts.requests import ApiCall, Progress
 from shared.contracts.telemetry import Capability
 from solver.instance import commands as do
+from solver.instance.admission.urgent import Urgent
 from solver.planning.lanes import lane_for
 from tests.queued import BATCH, BEST_EFFORT, LAYOUT, MODEL, a_request, sampling
-from tests.unit.instance.driver import OURS, Driver, a_profile
+from tests.unit.instance.driver import OURS, Driver, a_profile, segment
 
 URGENT = Slo(ttft_s=1.0, tbt_s=0.5)
 HOUR = Slo(ttlt_s=3000.0)
@@ -234,3 +237,97 @@ def test_answer_that_is_late_already_makes_no_prefill_wait():
     driver.wait(5.0)
     driver.put(a_request("long", prompt_tokens=LONG, slo=BEST_EFFORT))
     assert driver.running == {"chat", "long"}
+
+
+WHOLE = ApiCall(endpoint="/v1/chat/completions", body=msgspec.Raw(b"{}"))
+
+
+def test_prompts_of_answers_that_come_as_a_whole_count_for_their_predicted_time_only():
+    driver = server()
+    driver.put(*(a_request(f"w{n}", slo=URGENT, call=WHOLE) for n in range(6)))
+    driver.wait(0.1)
+    assert len(driver.running) == 5
+
+    driver.wait(1.2)
+    driver.look()
+    driver.put(a_request("next", slo=URGENT, arrived_at=driver.now))
+    assert "next" in driver.running
+
+
+def test_answers_that_come_as_a_whole_teach_no_time_of_prefills():
+    driver = server()
+    for number in range(30):
+        driver.put(a_request(f"w{number}", slo=URGENT, call=WHOLE, arrived_at=driver.now))
+        driver.wait(20.0)
+        driver.generate(f"w{number}")
+        driver.end(f"w{number}")
+
+    assert driver.instance.room.prefill_pace.ratio == 1.0
+
+
+def test_work_that_takes_longer_than_usual_is_urgent_earlier():
+    """The usual stay is 2 s; its 10 tokens take 10 s at this server."""
+    driver = server()
+    driver.profile(a_profile(constant_s=1.0))
+    driver.instance.urgent.ended(2.0)
+    answering(driver, "chat")
+    driver.put(a_request("slow", slo=Slo(ttlt_s=18.0), prompt_tokens=4, sampling=sampling(10)))
+    driver.put(a_request("urgent", slo=URGENT, arrived_at=driver.now))
+
+    assert "slow" in driver.running
+
+
+def test_interactive_request_begins_although_work_that_can_wait_precedes_it():
+    driver = server()
+    driver.instance.urgent.ended(4.0)
+    answering(driver, *(f"c{n}" for n in range(7)))
+    driver.put(a_request("can wait", slo=Slo(ttlt_s=8.0)), queue=inbox_name(OURS))
+    driver.put(a_request("urgent", slo=Slo(ttft_s=9.0)), queue=inbox_name(OURS))
+
+    assert driver.window == {"can wait"}
+    assert "urgent" in driver.running
+
+
+def test_resumed_answer_does_not_change_the_usual_target():
+    driver = server()
+    answering(driver, "chat")
+    progress = Progress(token_ids=(1,) * 600, first_token_at=driver.now - 299.0)
+    resumed = a_request("old", slo=URGENT, arrived_at=driver.now - 300.0, progress=progress)
+    driver.put(resumed, queue=inbox_name(OURS))
+
+    assert "old" in driver.running
+    assert driver.instance.urgent.target_s(driver.now) == 1.0
+
+
+def test_clock_that_is_set_back_changes_no_mean():
+    urgent = Urgent()
+    for now in (1000.0, 1030.0):
+        urgent.mean_running(now, 1)
+
+    assert 0.0 < urgent.mean_running(430.0, 0) < 1.0
+
+
+def test_server_with_one_slot_serves_work_that_can_wait():
+    driver = server(engine={"max_running": 1})
+    answering(driver, "chat")
+    driver.end("chat")
+    driver.put(a_request("batch", slo=HOUR))
+
+    assert driver.running == {"batch"}
+
+
+def test_best_effort_begins_at_a_server_that_always_has_urgent_work_once_it_is_old():
+    driver = server(engine={"max_running": 2})
+    answering(driver, "chat")
+    free = a_request("free", slo=BEST_EFFORT)
+    driver.put(free)
+    for number in range(59):
+        driver.put(a_request(f"r{number}", slo=URGENT, arrived_at=driver.now))
+        driver.end(f"r{number}")
+        driver.wait(10.0)
+        driver.plan(segment(free.lane))
+        assert driver.running == {"chat"}
+
+    driver.wait(11.0)
+    driver.plan(segment(free.lane))
+    assert driver.running == {"chat", "free"}

@@ -124,3 +124,13 @@ def test_instance_that_no_longer_waits_gets_no_turn():
     askers.time.wait(math.inf)
 
     assert askers.granted == []
+
+
+def test_pulls_that_wait_for_their_turn_take_no_slot():
+    """An instance with one slot asks three times, and comes before one without a slot."""
+    askers = Askers(7, 8)
+    for number in (1, 0, 0, 0):
+        askers.instances[number].num_pulls += 1
+        askers.ask(number)
+
+    assert askers.granted[0] == 0

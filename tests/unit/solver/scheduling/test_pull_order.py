@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from solver.scheduling.keys import FAR_S
-from solver.scheduling.pulling import PullOrder, Source, SourceKind, deference_s
+from solver.scheduling.pulling import Openings, PullOrder, Source, SourceKind, deference_s
 from tests.clocks import NOW
 
 POLL_S = 1.0
@@ -23,12 +23,12 @@ def order_of(*sources: Source, best_effort_every: int = 8) -> PullOrder:
 
 
 def next_of(order: PullOrder, now: float = NOW, *, room: bool = True) -> str | None:
-    chosen = order.next(now, best_effort_room=room)
+    chosen = order.next(now, Openings(yielding=room))
     return None if chosen is None else chosen.queue
 
 
 def wake_of(order: PullOrder, now: float = NOW, *, room: bool = True) -> float:
-    return order.wake_at(now, best_effort_room=room)
+    return order.wake_at(now, Openings(yielding=room))
 
 
 DUMP = source("dump", math.inf)
@@ -137,6 +137,36 @@ def test_relegated_work_precedes_work_whose_deadline_is_far():
     assert next_of(order) == "far"
 
 
+def test_inbox_is_read_whatever_its_last_request_was():
+    order = order_of(source("inbox", 1.0, SourceKind.INBOX))
+    order.pulled("inbox", NOW + 2 * FAR_S)
+
+    assert next_of(order, room=False) == "inbox"
+
+
+def test_queue_whose_first_request_may_be_old_no_longer_yields():
+    """The queue was not empty since then, as far as is known."""
+    order = order_of(source("batch", math.inf))
+    openings = Openings(yielding=False, aging_bound_s=600.0)
+    assert order.next(NOW + 599.0, openings) is None
+    chosen = order.next(NOW + 601.0, openings)
+    assert chosen is not None
+
+    order.pulled("batch", math.inf, arrived_at=NOW + 590.0)
+    assert order.next(NOW + 601.0, openings) is None
+    order.empty("batch", NOW + 1200.0)
+    assert order.next(NOW + 1700.0, openings) is None
+
+
+def test_work_that_needs_long_is_urgent_earlier():
+    order = order_of(source("long", 100.0))
+    order.pulled("long", NOW + 100.0, work_tokens=1000.0)
+    for per_token_s, chosen in ((0.05, None), (0.15, "long")):
+        openings = Openings(yielding=False, patience_s=10.0, patience_s_per_token=per_token_s)
+        found = order.next(NOW, openings)
+        assert (found and found.queue) == chosen
+
+
 def test_the_turn_of_an_empty_queue_goes_to_the_other():
     relegated = source("relegated", 0.0, SourceKind.RELEGATED)
     order = order_of(relegated, source("batch", math.inf))
@@ -217,7 +247,7 @@ def test_unimportant_work_is_delayed_in_an_overload():
     low = Source(queue="low", kind=SourceKind.LANE, time_left_s=1.0, is_important=False)
     order = order_of(low, source("high", 10.0))
     assert next_of(order) == "low"
-    chosen = order.next(NOW, best_effort_room=True, unimportant_delay_s=20.0)
+    chosen = order.next(NOW, Openings(yielding=True), unimportant_delay_s=20.0)
     assert chosen is not None
     assert chosen.queue == "high"
 
@@ -331,11 +361,11 @@ def test_polls_that_find_nothing_become_rarer_until_a_notice():
     for _ in range(5):
         order.empty("q", now)
         order.empty("q", now)  # a concurrent poll changes nothing
-        at = order.wake_at(now, best_effort_room=True)
+        at = order.wake_at(now, Openings(yielding=True))
         waits.append(at - now)
         now = at
     order.nonempty("q", now)
     order.empty("q", now)
 
     assert waits == [1.0, 2.0, 4.0, 5.0, 5.0]
-    assert order.wake_at(now, best_effort_room=True) == now + 1.0
+    assert order.wake_at(now, Openings(yielding=True)) == now + 1.0
