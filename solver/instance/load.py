@@ -65,11 +65,19 @@ def unimportant_delay_s(instance: InstanceState, now: UnixTime) -> Seconds:
 
 
 def is_late(instance: InstanceState, held: Held, now: UnixTime) -> bool:
-    """Return whether a request would be late even if its run began now."""
+    """
+    Return whether a request would be late even if its run began now.
+
+    Prefills take as much longer than predicted as those before only while the server has much to
+    prefill, or no slot is free: else a request that begins delays few, and relegation costs more
+    than it saves.
+    """
+    is_busy = _was_crowded(instance, now) or num_free(instance) <= 0
+    pace = prefill_pace(instance) if is_busy else 1.0
     return is_infeasible(
         held.request,
         now=now,
-        prefill_s=prefill_pace(instance) * predicted_prefill_s(held.request, instance.profile),
+        prefill_s=pace * predicted_prefill_s(held.request, instance.profile),
         decode_s=decode_s(instance, held, now),
     )
 
@@ -94,7 +102,11 @@ def prefill_pace(instance: InstanceState) -> float:
 def _is_loaded(instance: InstanceState, now: UnixTime) -> bool:
     """True if prefills wait all the time, here or in the queues."""
     held, bounds = work(instance)
-    return is_loaded(held, bounds) or now - instance.urgent.crowded_at < _CROWDED_S
+    return is_loaded(held, bounds) or _was_crowded(instance, now)
+
+
+def _was_crowded(instance: InstanceState, now: UnixTime) -> bool:
+    return is_crowded(instance, now) or now - instance.urgent.crowded_at < _CROWDED_S
 
 
 def _busy_decode_s(instance: InstanceState, held: Held) -> Seconds:

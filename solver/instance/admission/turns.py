@@ -134,16 +134,20 @@ class Turns:
         """
         Sort key by the time until one more request has its first token, smallest first.
 
-        A slot that the engine was never seen to use may not exist. It is worth a wait, as is each
-        pull in progress, whose request is not known yet.
+        A slot that no engine of the agent was ever seen to use may not exist. It is worth a wait,
+        as is each pull in progress, whose request is not known yet, and each prompt in the engine
+        while no profile says how long they take.
         """
         # Pulls that wait for their turn take no slot yet.
         free = num_free(instance) + instance.num_pulls - self._granted[instance]
-        most_run = instance.engine.most_run
-        unproven = 0 if most_run is None else max(0, instance.engine.max_running - most_run)
+        most_run = max((each.engine.most_run or 0 for each in self._members), default=0)
+        is_found = instance.engine.most_run is None
+        unproven = 0 if is_found else max(0, instance.engine.max_running - most_run)
         target_s = instance.urgent.target_s(instance.now)
         unit_s = DEFAULT_TARGET_S if math.isinf(target_s) else target_s
         wait_s = prefill_pace(instance) * instance.room.prefill_s()
+        if instance.profile is None:
+            wait_s += _PER_PULL * unit_s * len(instance.requests.not_begun)
         wait_s += _PER_PULL * self._granted[instance] * unit_s
         wait_s += _UNPROVEN * (free <= unproven) * unit_s
         cannot = free <= 0 or not instance.may_pull or instance.now < instance.pull_at

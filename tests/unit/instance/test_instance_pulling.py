@@ -162,22 +162,32 @@ def test_infeasible_request_is_relegated():
     assert (driver.running, driver.held("r").request.attempts.relegated) == ({"r"}, True)
 
 
+SERVER = frozenset({Capability.RESUME})
+
+
 @pytest.mark.parametrize(
-    ("capabilities", "relegated"),
-    [(frozenset({Capability.RESUME}), 1), (None, 0)],
-    ids=["a server", "an engine with an order of its own"],
+    ("capabilities", "num_before", "relegated"),
+    [(SERVER, 1, 1), (SERVER, 0, 0), (None, 1, 0)],
+    ids=["a busy server", "an idle server", "an engine with an order of its own"],
 )
-def test_prefill_of_a_server_is_expected_to_take_as_long_as_those_before(
-    capabilities: frozenset[Capability] | None, relegated: int
+def test_prefill_of_a_busy_server_is_expected_to_take_as_long_as_those_before(
+    capabilities: frozenset[Capability] | None, num_before: int, relegated: int
 ):
     driver = Driver() if capabilities is None else Driver(capabilities=capabilities)
     driver.profile(a_profile(constant_s=1.0))
+    slo = Slo(ttft_s=1.2, tbt_s=0.1)
     for number in range(3):  # each takes twice as long as predicted
-        driver.put(a_request(f"r{number}", arrived_at=driver.now))
+        driver.put(a_request(f"r{number}", slo=slo, arrived_at=driver.now))
         driver.wait(2.0)
         driver.generate(f"r{number}")
         driver.end(f"r{number}")
+        driver.wait(2.0)
 
+    before = [a_request(f"b{n}", slo=slo, arrived_at=driver.now) for n in range(num_before)]
+    driver.put(*before)
+    driver.wait(2.0)
+    for each in before:
+        driver.generate(each.request_id)
     driver.put(a_request("next", slo=Slo(ttft_s=1.5, tbt_s=0.1), arrived_at=driver.now))
     assert driver.status.totals.relegated == relegated
 

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable
 
+import msgspec
+
 from shared.contracts.telemetry import Capability
 from solver.instance.admission.turns import PATIENCE_S, Asking, Turns
 from solver.instance.events import PullEnded, PullOutcome
@@ -134,3 +136,16 @@ def test_pulls_that_wait_for_their_turn_take_no_slot():
         askers.ask(number)
 
     assert askers.granted[0] == 0
+
+
+def test_slots_that_another_server_has_used_are_worth_no_wait():
+    """In the first seconds the slots are unknown: the server with the fewest runs comes first."""
+    askers = Askers(0, 1, 4)
+    for instance, most_run in zip(askers.instances, (0, 1, 6), strict=True):
+        instance.engine = msgspec.structs.replace(
+            instance.engine, max_running=256, most_run=most_run
+        )
+    for number in (2, 1, 0):
+        askers.ask(number)
+
+    assert askers.granted == [0, 1]
