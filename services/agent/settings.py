@@ -34,7 +34,7 @@ class PullSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     5 s.
     """
     workers: Annotated[int, Meta(ge=1, le=16)] = 3
-    """Number of pulls that run concurrently."""
+    """Number of pulls that run concurrently; one for each attached server, which take turns."""
     evict_hold_s: Annotated[float, Meta(ge=0)] = 2.0
     """Time after an eviction in which this instance does not pull the request again."""
     aging_bound_s: Annotated[float, Meta(gt=0)] = 600.0

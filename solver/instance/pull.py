@@ -47,7 +47,7 @@ RETIREMENT_S = 15.0
 
 def pull(instance: InstanceState, now: UnixTime) -> Iterator[Command]:
     """Ask queues while the bounds allow it."""
-    while instance.num_pulls < instance.settings.pulls:
+    while instance.num_pulls < instance.most_pulls:
         source = next_source(instance, now)
         if source is None:
             return
@@ -116,7 +116,7 @@ def _copies_at(instance: InstanceState) -> UnixTime:
 
 def next_at(instance: InstanceState, now: UnixTime) -> UnixTime:
     """Time of the next pull without another event."""
-    if instance.num_pulls >= instance.settings.pulls:
+    if instance.num_pulls >= instance.most_pulls:
         return math.inf
     if instance.stopping:
         return _copies_at(instance)

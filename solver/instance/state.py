@@ -289,6 +289,14 @@ class InstanceState:
         return Capability.SCHEDULING not in self.settings.capabilities
 
     @property
+    def most_pulls(self) -> int:
+        """
+        Number of concurrent pulls. An instance that takes turns with others asks once: a pull in
+        progress counts as a request, and others pull meanwhile.
+        """
+        return 1 if self.orders_prefills else self.settings.pulls
+
+    @property
     def may_pull(self) -> bool:
         """True if the instance may pull requests, regardless of its room."""
         return not (
