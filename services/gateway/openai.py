@@ -110,6 +110,9 @@ class CompletionBody(Body, frozen=True, kw_only=True):
 
 
 B = TypeVar("B", bound=Body)
+_unsupported = msgspec.json.Decoder(UnsupportedFields)
+_decoders = {each: msgspec.json.Decoder(each) for each in (ChatBody, CompletionBody)}
+"""Made here, since threads decode (`shared.api.calls`)."""
 
 
 def decode_body(raw: bytes, body_type: type[B]) -> B:
@@ -121,8 +124,8 @@ def decode_body(raw: bytes, body_type: type[B]) -> B:
             `param` names the field.
     """
     try:
-        refuse_unsupported(msgspec.json.decode(raw, type=UnsupportedFields))
-        return msgspec.json.decode(raw, type=body_type)
+        refuse_unsupported(_unsupported.decode(raw))
+        return _decoders[body_type].decode(raw)  # type: ignore[return-value] - of its key
     except msgspec.ValidationError as error:
         text = str(error)
         raise ContractError(_PATH.sub("", text), param=_field_at_fault(text)) from error

@@ -131,7 +131,7 @@ def call_body(fields: CallFields) -> CallBody:
     """
     known = {name: value for name, value in fields.items() if name in CallBody.__struct_fields__}
     try:
-        return msgspec.json.decode(msgspec.json.encode(known), type=CallBody)
+        return _body.decode(msgspec.json.encode(known))
     except msgspec.ValidationError as error:
         text = str(error)
         param = text.rpartition("`$.")[2].rstrip("`") if "`$." in text else "model"
@@ -167,6 +167,13 @@ class _Sized(msgspec.Struct, frozen=True):
     max_output_tokens: Any = None
 
 
+_body, _sized = msgspec.json.Decoder(CallBody), msgspec.json.Decoder(_Sized)
+"""
+Made here, since threads decode: msgspec examines a type at its first use, and two threads that use
+a type for the first time at once crash the process.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSize:
     """Sizes of a call."""
@@ -184,7 +191,7 @@ class CallSize:
 
 def call_size(call: ApiCall) -> CallSize:
     """The sizes that the body of *call* states; fields that are invalid count as missing."""
-    body = msgspec.json.decode(call.body, type=_Sized)
+    body = _sized.decode(call.body)
     if call.endpoint == EMBEDDINGS:
         return _size_of_inputs(_inputs(body))
     prompts = _prompts(body.prompt)

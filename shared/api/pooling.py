@@ -28,6 +28,9 @@ class _Encoded(msgspec.Struct, frozen=True):
     encoding_format: Any = None
 
 
+_encoded = msgspec.json.Decoder(_Encoded)
+
+
 def check_task(body: InferenceRequest, entry: ModelEntry) -> None:
     """
     Check that the model performs the task of the request.
@@ -80,7 +83,7 @@ def check_call_inputs(call: ApiCall, num_inputs: int) -> None:
     """
     if num_inputs > MAX_INPUTS:
         raise too_many_inputs(num_inputs)
-    encoding = msgspec.json.decode(call.body, type=_Encoded).encoding_format
+    encoding = _encoded.decode(call.body).encoding_format
     if encoding in _BINARY:
         raise ContractError(
             f"encoding_format {encoding} is supported over HTTP only, since a message has a "

@@ -31,6 +31,10 @@ class _Named(msgspec.Struct, frozen=True):
     custom_id: Any = None
 
 
+_line, _named = msgspec.json.Decoder(_Line), msgspec.json.Decoder(_Named)
+"""Made here, since threads decode lines (`shared.api.calls`)."""
+
+
 class BatchLine(msgspec.Struct, frozen=True, kw_only=True):
     """A valid line."""
 
@@ -56,7 +60,7 @@ def parse_line(raw: bytes, *, endpoint: str, check: CheckBody) -> BatchLine:
         ContractError: The line is invalid; the message names the field.
     """
     try:
-        line = msgspec.json.decode(raw, type=_Line)
+        line = _line.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ContractError(
             f"the line is not a JSON object: {error}", code="invalid_json"
@@ -80,7 +84,7 @@ def parse_line(raw: bytes, *, endpoint: str, check: CheckBody) -> BatchLine:
 def custom_id_of(raw: bytes) -> str | None:
     """The `custom_id` of a line that may be invalid; None if it has none."""
     try:
-        found = msgspec.json.decode(raw, type=_Named).custom_id
+        found = _named.decode(raw).custom_id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return found if isinstance(found, str) else None

@@ -37,6 +37,9 @@ KEPT_AFTER_END_S: Seconds = 24 * 3600.0
 """Time after the window for which finals of lines are kept, if the batch cannot be ended then."""
 
 
+_slo = msgspec.json.Decoder(Slo)
+
+
 class Publisher(Protocol):
     """What publishes lines: the gateway's producer."""
 
@@ -157,7 +160,7 @@ class LinePublisher:
         """Targets of lines that set none."""
         batch = self._batch
         if batch.slo is not None:
-            return msgspec.json.decode(batch.slo, type=Slo)
+            return _slo.decode(batch.slo)
         return Slo(deadline_at=due_at(batch.created_at, batch.expires_at, now))
 
     async def cancel(self, request_ids: Iterable[RequestId]) -> None:
