@@ -1,6 +1,7 @@
 """OpenAI's request bodies as sent over HTTP, and the mesh's additional fields."""
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -111,7 +112,9 @@ class CompletionBody(Body, frozen=True, kw_only=True):
 
 B = TypeVar("B", bound=Body)
 _unsupported = msgspec.json.Decoder(UnsupportedFields)
-_decoders = {each: msgspec.json.Decoder(each) for each in (ChatBody, CompletionBody)}
+_decoders: Mapping[type[Body], msgspec.json.Decoder[Any]] = {
+    each: msgspec.json.Decoder(each) for each in (ChatBody, CompletionBody)
+}
 """Made here, since threads decode (`shared.api.calls`)."""
 
 
@@ -125,7 +128,8 @@ def decode_body(raw: bytes, body_type: type[B]) -> B:
     """
     try:
         refuse_unsupported(_unsupported.decode(raw))
-        return _decoders[body_type].decode(raw)  # type: ignore[return-value] - of its key
+        body: B = _decoders[body_type].decode(raw)
+        return body  # noqa: TRY300 - decoding is what fails
     except msgspec.ValidationError as error:
         text = str(error)
         raise ContractError(_PATH.sub("", text), param=_field_at_fault(text)) from error
