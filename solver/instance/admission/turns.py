@@ -62,6 +62,8 @@ class Turns:
         """Queue -> pulls in progress."""
         self._granted: Counter[InstanceState] = Counter()
         """Instance -> pulls in progress."""
+        self._most_run = 0
+        """Largest number of runs that any of the engines was seen to have at once."""
 
     def join(self, instance: InstanceState) -> None:
         """Let an instance take part."""
@@ -112,6 +114,8 @@ class Turns:
 
     def _look(self, queue: str) -> None:
         """Give turns to the best instances that ask."""
+        runs = (each.engine.most_run or 0 for each in self._members)
+        self._most_run = max(runs, default=0)
         while (asking := self._asking.get(queue)) and self._in_flight[queue] < _CONCURRENT:
             best = min(asking, key=lambda each: self._rank(each.instance))
             wait_s = best.until_s - self._clock()
@@ -140,9 +144,8 @@ class Turns:
         """
         # Pulls that wait for their turn take no slot yet.
         free = num_free(instance) + instance.num_pulls - self._granted[instance]
-        most_run = max((each.engine.most_run or 0 for each in self._members), default=0)
-        is_found = instance.engine.most_run is None
-        unproven = 0 if is_found else max(0, instance.engine.max_running - most_run)
+        is_known = instance.engine.most_run is None
+        unproven = 0 if is_known else max(0, instance.engine.max_running - self._most_run)
         target_s = instance.urgent.target_s(instance.now)
         unit_s = DEFAULT_TARGET_S if math.isinf(target_s) else target_s
         wait_s = prefill_pace(instance) * instance.room.prefill_s()

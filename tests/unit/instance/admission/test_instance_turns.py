@@ -40,6 +40,7 @@ class Askers:
     def __init__(self, *numbers: int) -> None:
         self.time = Time()
         self.turns = Turns(lambda: self.time.now, self.time.call_later)
+        self.drivers: list[Driver] = []
         self.instances = []
         self.granted: list[int] = []
         self.refused: list[tuple[int, PullEnded]] = []
@@ -50,6 +51,7 @@ class Askers:
                 name = a_request()
                 driver.put(name)
                 driver.generate(name.request_id)
+            self.drivers.append(driver)
             self.instances.append(driver.instance)
             self.turns.join(driver.instance)
 
@@ -129,11 +131,14 @@ def test_instance_that_no_longer_waits_gets_no_turn():
 
 
 def test_pulls_that_wait_for_their_turn_take_no_slot():
-    """An instance with one slot asks three times, and comes before one without a slot."""
-    askers = Askers(7, 8)
+    """One with a slot and a short wait, which asks three times, precedes one without a slot."""
+    askers = Askers(6, 8)
+    askers.drivers[0].put(a_request())
     for number in (1, 0, 0, 0):
         askers.instances[number].num_pulls += 1
+    for number in (1, 0, 0, 0):
         askers.ask(number)
+    askers.time.wait(PATIENCE_S)
 
     assert askers.granted[0] == 0
 
