@@ -18,7 +18,7 @@ _CALM_LOOKS = 480
 """Looks without a queue and without a probe after which a full server gets one request more."""
 _LASTING_LOOKS = 3
 """Number of looks after which a queue confirms the places, if all of them are taken."""
-_GROWTH = 0.5
+_GROWTH = 1.0
 """Growth per look without a queue, as a share of the limit, up to the known places."""
 _USED = 0.8
 """The limit grows only if at least this share of it is used."""

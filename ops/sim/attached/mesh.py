@@ -155,8 +155,7 @@ class _AttachedInstance:
         self._wake_at: UnixTime | None = None
         self._epoch = 0
         self._streams = Streams(lambda: self._timeline.now)
-        first = MOST_RUNNING if server.is_vllm else FIRST_LIMIT
-        self._limit = ConcurrencyLimit(most=MOST_RUNNING, first=first)
+        self._limit = ConcurrencyLimit(most=MOST_RUNNING, first=FIRST_LIMIT)
         mesh.limits.join("", self._limit)
         facts = ev.ModelFacts(model=MODEL, kv_bytes_per_token=1)
         self.instance = Instance(settings, {MODEL: facts}, self._timeline.now)

@@ -41,7 +41,7 @@ UNSURE_PERIOD_S = 0.1
 _MISSED = 2
 """Number of failed looks after which the server counts as dead."""
 FIRST_LIMIT = 4
-"""Limit of concurrent requests at a server without metrics, until it is measured."""
+"""Limit of concurrent requests at a server until it is full for the first time."""
 
 
 class _Run(Protocol):
@@ -144,9 +144,8 @@ class RemoteEngine(AnsweringBackend):
         if self._host is not None:
             await self._host.attach(self._entry, self._settings, model)
         self._has_metrics = await self._measure()
-        first = self._settings.max_running if self._has_metrics else FIRST_LIMIT
         if before is None:
-            self._limit = ConcurrencyLimit(most=self._settings.max_running, first=first)
+            self._limit = ConcurrencyLimit(most=self._settings.max_running, first=FIRST_LIMIT)
             self._fleet.join(description.engine, self._limit)
         self._alive = True
         if self._watch is None:
