@@ -40,14 +40,14 @@ from solver.scheduling.concurrency import ConcurrencyLimit, FleetLimits
 from solver.scheduling.server_priority import server_priority
 
 MODEL = ModelName("served")
-GROUPED_S: Seconds = 0.008
+GROUPED_S: Seconds = 0.005
 """Time from a producer's publish to the notice at the instances."""
-GET_S: Seconds = 0.005
+GET_S: Seconds = 0.002
 """Time of a pull."""
-SUBMIT_S: Seconds = 0.008
+SUBMIT_S: Seconds = 0.003
 """
 Time from an instance to its server, and of a first token back to the client; with those above, the
-21 ms that an idle mesh of processes takes.
+10 ms that an idle mesh of processes takes.
 """
 CONFIRM_S: Seconds = 0.003
 """Time of a confirmed publish."""
