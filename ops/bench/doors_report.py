@@ -11,6 +11,7 @@ from ops.bench.doors_cells import (
     HEAVY_LOADS,
     KILLED,
     LIGHT_LOADS,
+    REAL,
     SATURATED,
     SEARCHED,
 )
@@ -152,7 +153,12 @@ def lines(runs: Runs) -> list[Line]:
             ),
         ]
     ours = [run for run in runs.every if run.door == OURS and run.round is not None]
-    unbroken = [run.round for run in ours if run.load != KILLED and run.round is not None]
+    # The words of a prompt are tokens only at simulated servers.
+    unbroken = [
+        run.round
+        for run in ours
+        if run.load != KILLED and CELLS[run.cell].kind != REAL and run.round is not None
+    ]
     every = [run.round for run in ours if run.round is not None]
     return [
         *made,
