@@ -50,7 +50,9 @@ class Entry:
     prefill_tokens: int = field(init=False)
     """Number of prefill tokens left while the request waits."""
     decode_tokens: float = 0.0
-    """Expected number of tokens of the answer."""
+    """Number of tokens of the answer, over-approximated, for the order of service."""
+    mean_decode_tokens: float = 0.0
+    """Mean number of tokens of the answer, for feasibility."""
     output_tokens: int = 0
     """Number of output tokens so far."""
     service_s: Seconds = 0.0

@@ -66,11 +66,13 @@ class EnginePace:
         Source: QoServe §3.4, algorithm 1 line 12.
         Decided: the prediction reaches to the end of the prefill, or of the expected answer if the
         deadline is that of the last token, not only to the end of the current iteration. So a
-        request that cannot finish in time is relegated before it takes time.
+        request that cannot finish in time is relegated before it takes time. The answer has its
+        mean length: with the over-approximation of §3.4, which is for the order of service, nearly
+        all requests that would just be in time are relegated.
         """
         finish_at = now + entry.prefill_tokens * self.token_s
         if entry.qos_class is QosClass.NON_INTERACTIVE:
-            finish_at += entry.decode_tokens * self.iteration_s
+            finish_at += entry.mean_decode_tokens * self.iteration_s
         return finish_at > entry.deadline_at
 
 

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import inf
 
 from shared.contracts.base import RequestId, Seconds, TenantId, UnixTime
@@ -53,7 +54,12 @@ class QoServePolicy:
         self._offered: list[Entry] = []
         self._decode_limit_s = steady_limit_s if options.steady_pace else decode_slack_s
         self._pace_limit_s = inf
-        """Longest iteration with which the latest interactive work meets its TBT targets."""
+        """
+        Longest iteration with which the latest interactive work meets its TBT targets; infinite
+        when there has been none for `_PACE_KEPT_S`.
+        """
+        self._interactive_at = -inf
+        """Time of the last iteration with tokens of interactive work."""
 
     def set_latency(self, latency: LatencyTable) -> None:
         """Use the latency table *latency* for decisions from now on."""
@@ -66,9 +72,10 @@ class QoServePolicy:
     def add(self, request: RequestView) -> None:
         self._num_added += 1
         entry = Entry(request, self._num_added)
-        entry.decode_tokens = self._history.expected_tokens(
-            request.application, request.max_tokens, progress_tokens=request.progress_tokens
-        )
+        expected = self._history.expected(request.application)
+        most, progress = request.max_tokens, request.progress_tokens
+        entry.decode_tokens = rest_of(expected.bound, most, progress_tokens=progress)
+        entry.mean_decode_tokens = rest_of(expected.mean, most, progress_tokens=progress)
         weight = self._options.fairness_weight
         if weight:
             entry.service_s = weight * self._service_s.get(request.tenant, 0.0)
@@ -175,6 +182,9 @@ class QoServePolicy:
             limit_s = min(left * limit_s, self._options.iteration_limit_s)
         if least_tbt_s != inf:
             self._pace_limit_s = min(left * least_tbt_s, self._options.iteration_limit_s)
+            self._interactive_at = now
+        elif now - self._interactive_at > _PACE_KEPT_S:
+            self._pace_limit_s = inf
         return decodes, prefills, best_effort_work, limit_s
 
     def _order(self, selection: Selection) -> Iterator[RequestId]:
@@ -193,8 +203,32 @@ class QoServePolicy:
         self._offered.clear()
 
 
+_PACE_KEPT_S: Seconds = 10.0
+"""
+Time after the last token of interactive work for which best-effort work keeps to its pace, since
+the next request of a conversation often follows within seconds.
+"""
 _ENOUGH = 10
 """Number of answers of an application from which its own history is used."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerLength:
+    """Expected number of tokens of a whole answer."""
+
+    mean: float
+    bound: float
+    """`moments.over_approximation`."""
+
+
+def rest_of(answer_tokens: float, max_tokens: int, *, progress_tokens: int) -> float:
+    """
+    Number of tokens that are assumed to follow the *progress_tokens* of an answer of
+    *answer_tokens*, at most *max_tokens*.
+
+    An answer beyond its assumed length is assumed to take another `RESIDUAL_SHARE` of it.
+    """
+    return min(max_tokens, max(RESIDUAL_SHARE * answer_tokens, answer_tokens - progress_tokens))
 
 
 class DecodeHistory:
@@ -210,11 +244,11 @@ class DecodeHistory:
     """
 
     def __init__(self, *, default_tokens: float, max_applications: int = 1000) -> None:
-        self._default_tokens = default_tokens
+        self._default = AnswerLength(default_tokens, default_tokens)
         self._max_applications = max_applications
         self._moments: OrderedDict[str, RunningMoments] = OrderedDict()
         """Moments of the answers of each application, the application of the last answer last."""
-        self._expected: dict[str, float] = {}
+        self._expected: dict[str, AnswerLength] = {}
 
     def observe(self, application: str, answer_tokens: int) -> None:
         """Learn from a whole answer of *answer_tokens*."""
@@ -226,17 +260,8 @@ class DecodeHistory:
         moments.observe(answer_tokens)
         value = moments.value()
         if value is not None and value.count >= _ENOUGH:
-            self._expected[application] = over_approximation(value)
+            self._expected[application] = AnswerLength(value.mean, over_approximation(value))
 
-    def expected_tokens(
-        self, application: str, max_tokens: int, *, progress_tokens: int = 0
-    ) -> float:
-        """
-        Number of tokens that are assumed to follow the *progress_tokens* of an answer, at most
-        *max_tokens*.
-
-        An answer beyond its assumed length is assumed to take another `RESIDUAL_SHARE` of it.
-        """
-        answer_tokens = self._expected.get(application, self._default_tokens)
-        rest_tokens = max(RESIDUAL_SHARE * answer_tokens, answer_tokens - progress_tokens)
-        return min(max_tokens, rest_tokens)
+    def expected(self, application: str) -> AnswerLength:
+        """Expected length of an answer of *application*."""
+        return self._expected.get(application, self._default)

@@ -99,6 +99,21 @@ def test_a_lull_does_not_fill_the_engine_with_offline_decodes() -> None:
     assert list(rig.decide().order) == []
 
 
+def test_the_pace_ends_when_interactive_traffic_has_ended() -> None:
+    """Ten seconds after the last token of online work, offline work fills the engine again."""
+    rig = Rig(replace(OPTIONS, best_effort_decode_share=0.5))
+    rig.start("chat", CHAT, computed=1000, outputs=1)
+    rig.decide(1.0)
+    rig.policy.remove(RequestId("chat"))
+    rig.running = []
+    rig.start("dump", DUMP, computed=40_000, prompt=40_000, outputs=1)
+    rig.wait("more", DUMP, prompt=11_000)
+    in_lull = list(rig.decide(10.0).order)
+
+    assert in_lull == []
+    assert list(rig.decide(11.5).order) == ["more"]
+
+
 @pytest.mark.parametrize(("prompt", "held"), [(400, set()), (600, {"dump"})])
 def test_running_best_effort_pauses_instead_of_cutting_an_online_chunk(
     prompt: int, held: set[str]

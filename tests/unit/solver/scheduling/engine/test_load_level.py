@@ -15,7 +15,7 @@ def late(slo: Slo, now: float) -> bool:
     )
     pace = EnginePace(LatencyTable((0.1, 0.1)), chunk_tokens=1)
     pace.token_s = 1e-3
-    return pace.is_infeasible(Entry(view, 1, decode_tokens=20), now)
+    return pace.is_infeasible(Entry(view, 1, mean_decode_tokens=20), now)
 
 
 def test_an_interactive_request_needs_time_for_its_prefill() -> None:

@@ -31,7 +31,7 @@ def entry_of(place: int, *, ttlt_s: float = 100, rank: Rank = Rank.REGULAR) -> E
         max_tokens=1,
         slo=Slo(ttlt_s=ttlt_s),
     )
-    return Entry(view, place, rank=rank, decode_tokens=2)
+    return Entry(view, place, rank=rank, decode_tokens=2, mean_decode_tokens=2)
 
 
 def rests(entry: Entry, now: float) -> bool:

@@ -312,3 +312,23 @@ def test_fairness_makes_a_much_served_tenant_wait_longer() -> None:
     policy.add(view("new", "light"))
 
     assert list(policy.decide(1.0, batch).order) == ["new", "again"]
+
+
+@pytest.mark.parametrize(("length", "rank"), [(40, Rank.REGULAR), (90, Rank.RELEGATED)])
+def test_a_ttlt_request_is_relegated_if_its_mean_answer_would_be_late(
+    length: int, rank: Rank
+) -> None:
+    """
+    The deadline is 50 iterations away, which is enough for a mean of 40 tokens, although mean plus
+    two deviations is 60, but not for a mean of 90.
+    """
+    rig = Rig()
+    for number in range(20):
+        answer = length + (10 if number % 2 else -10)
+        rig.wait(f"past-{number}", SOON, prompt=10, application="summary")
+        rig.policy.remove(RequestId(f"past-{number}"), answer)
+    pace_s = rig.policy._pace.iteration_s
+    rig.wait("new", Slo(ttlt_s=50 * pace_s), prompt=10, application="summary")
+    rig.order()
+
+    assert rig.policy.rank(RequestId("new")) is rank
