@@ -24,7 +24,15 @@ BENCHES = (
 """
 Modules of this package that have a function `run`; a module is imported when its benchmark runs.
 """
-BY_NAME = ("engine_margins", "held", "attach", "largest_batch", "doors", "doors_simulated")
+BY_NAME = (
+    "engine_margins",
+    "held",
+    "attach",
+    "largest_batch",
+    "doors",
+    "doors_simulated",
+    "sharing",
+)
 """
 Benches that run only if they are named: each takes over five minutes, `engine_margins` also in its
 quick form.

@@ -204,11 +204,11 @@ class _Program:
 
     def _waiting(self) -> None:
         """
-        Add the cost of the waiting time of best-effort groups, each until its last request ends.
+        Add the cost of the waiting time of all groups, each until its last request ends.
         """
         problem = self._problem
         rate = problem.objective.waiting / scales_of(problem).queue_s
-        for i in (i for i in self._starts if np.isinf(problem.groups.deadline_s[i])):
+        for i in self._starts:
             self._costs.append((self._starts[i], self._share[i] * rate / _TICKS_PER_S))
             for g in self._able(i):
                 work_s = problem.groups.work_s[problem.instances.device[g], i]

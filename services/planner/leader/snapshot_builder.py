@@ -230,9 +230,23 @@ def _groups(
             (rates[device_of(status), lane.key.model].token_rate_per_s for status in able),
             default=PRIOR_RATE_PER_S,
         ),
+        activate_s=_activate_s(lane.key.model, able),
         batch_multiple=settings.group_batch_multiple,
     )
     return groups_of(lane, size=size, now=now)
+
+
+def _activate_s(model: ModelName, able: Sequence[InstanceStatus]) -> Seconds:
+    """Shortest time to activate *model* on an instance where it is not active; infinite if none."""
+    return min(
+        (
+            entry.activate_s
+            for status in able
+            for entry in status.models
+            if entry.model == model and entry.residency is not Residency.ACTIVE
+        ),
+        default=math.inf,
+    )
 
 
 def _instance(status: InstanceStatus, rates: Rates, *, lock_s: Seconds) -> InstanceView:

@@ -13,6 +13,11 @@ GROUP_BATCH_MULTIPLE = 4
 """Number of requests in a group as a multiple of the requests in an average batch (QLM's delta)."""
 TIME_LEFT_SHARE = 0.25
 """Maximum share of a group's time left to the deadline that serving the group may take."""
+ACTIVATIONS = 4.0
+"""
+Most work of a group, as a multiple of the time to activate its model: a burst of one model must
+consist of several groups, if it is worth an activation on another instance.
+"""
 
 
 class Spread(NamedTuple):
@@ -77,6 +82,7 @@ def group_size(
     *,
     average_batch: float,
     token_rate_per_s: float,
+    activate_s: Seconds = math.inf,
     batch_multiple: float = GROUP_BATCH_MULTIPLE,
 ) -> int:
     """
@@ -85,18 +91,21 @@ def group_size(
     Args:
         average_batch: Requests that an instance computes at once.
         token_rate_per_s: Throughput of one instance, prompts included.
+        activate_s: Time to activate the model where it is not active.
         batch_multiple: QLM's delta.
 
     Source: QLM §4, §8.3.
     Differs: serving a group may take at most `TIME_LEFT_SHARE` of the time left to its deadline.
     Otherwise a group of hundreds of requests would take longer than a chat may wait, and would
-    occupy one instance while other instances are idle. Sizes are powers of two, so that small
-    changes of the average batch do not change groups.
+    occupy one instance while other instances are idle. For the same reason, it may take at most
+    `ACTIVATIONS`, but a batch is not divided. Sizes are powers of two, so that small changes of the
+    average batch do not change groups.
     """
     most = max(1.0, batch_multiple * average_batch)
+    requests_per_s = token_rate_per_s / max(1.0, lane.prompt_tokens.mean + lane.output_tokens.mean)
+    most = min(most, max(average_batch, ACTIVATIONS * activate_s * requests_per_s))
     if math.isfinite(lane.time_left_s):
-        tokens = max(1.0, lane.prompt_tokens.mean + lane.output_tokens.mean)
-        most = min(most, TIME_LEFT_SHARE * lane.time_left_s * token_rate_per_s / tokens)
+        most = min(most, TIME_LEFT_SHARE * lane.time_left_s * requests_per_s)
     return 1 << max(0, math.floor(math.log2(max(1.0, most))))
 
 

@@ -252,7 +252,7 @@ def _terms(problem: PlanningProblem, walk: _Walk, scales: Scales) -> tuple[Float
     return (
         np.asarray(_late(walk, objective.milestones).mean(axis=1), dtype=np.float64),
         np.minimum(over_s / problem.groups.slo_s[walk.queue], objective.max_tardiness),
-        np.isinf(walk.deadline_s) * walk.end_s / scales.queue_s,
+        walk.end_s / scales.queue_s,
     )
 
 

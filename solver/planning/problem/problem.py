@@ -120,10 +120,11 @@ class Objective:
     Weight of a group that moves to another instance, in units of the mean group weight; keeps plans
     stable.
     """
-    waiting: float = 1e-4
+    waiting: float = 3e-3
     """
-    Weight of the waiting time of requests without a deadline, in units of the mean queue duration.
-    The weight is small: it breaks ties, and prevents an endless delay of best-effort requests.
+    Weight of the waiting time of all requests, in units of the mean queue duration. The weight is
+    small beside lateness; it makes an instance that is idle take work that waits elsewhere, and
+    prevents an endless delay of best-effort requests.
     """
     milestones: tuple[float, ...] = (0.125, 0.375, 0.625, 0.875)
     """Points of a group's progress, 0..1, at which lateness is evaluated."""

@@ -97,7 +97,7 @@ def cost_of(problem: PlanningProblem, tables: Tables, state: State) -> PlanCost:
     tail_s = groups.tail_s[tables.device[state.instance[planned]], planned]
     over_s = end_s + tail_s - groups.deadline_s[planned] - groups.spread_s[planned]
     tardy = np.minimum(np.maximum(0.0, over_s) / groups.slo_s[planned], objective.max_tardiness)
-    waits = np.where(np.isinf(groups.deadline_s[planned]), end_s / scales.queue_s, 0.0)
+    waits = end_s / scales.queue_s
     last = state.queue[np.arange(problem.num_instances), state.length - 1]
     home = tables.home[planned]
     moved = np.count_nonzero((home != NONE) & (state.instance[planned] != home))

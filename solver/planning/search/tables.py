@@ -109,9 +109,7 @@ def _rows(problem: PlanningProblem) -> Floats:
     known[..., OVER] = groups.tail_s - groups.deadline_s - groups.spread_s
     known[..., TARDY] = objective.tardiness * share / groups.slo_s
     known[..., MOST_TARDY] = objective.tardiness * objective.max_tardiness * share
-    known[..., WAITING] = np.where(
-        np.isinf(groups.deadline_s), objective.waiting * share / scales.queue_s, 0.0
-    )
+    known[..., WAITING] = objective.waiting * share / scales.queue_s
     done_s = groups.work_s[..., np.newaxis] * progress
     limit_s = groups.deadline_s[:, np.newaxis] + groups.spread_s[:, np.newaxis] * progress
     over_s = done_s + groups.tail_s[..., np.newaxis] - limit_s

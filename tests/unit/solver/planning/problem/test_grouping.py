@@ -44,6 +44,21 @@ class TestSizes:
 
         assert size == 16
 
+    @pytest.mark.parametrize(
+        ("activate_s", "size"), [(math.inf, 128), (60.0, 128), (12.0, 64), (0.1, 32)]
+    )
+    def test_a_group_takes_at_most_four_activations_but_a_batch_is_not_divided(
+        self, activate_s: float, size: int
+    ):
+        """48 s are enough for 100 requests of 120 tokens, and 64 is the next lower power of 2."""
+        found = group_size(
+            lane(1, time_left_s=math.inf),
+            average_batch=32,
+            token_rate_per_s=250,
+            activate_s=activate_s,
+        )
+        assert found == size
+
     def test_a_group_holds_at_least_one_request(self):
         slow = lane(1, interactive=True, time_left_s=0.01)
 

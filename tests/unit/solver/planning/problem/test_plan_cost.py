@@ -132,7 +132,17 @@ def test_best_effort_is_never_late_but_costs_less_if_served_early():
     heavy_first, heavy_last = (plan_cost(problem, an_order(q)) for q in ([1, 0], [0, 1]))
 
     assert heavy_first.late_share == heavy_first.tardiness == heavy_last.late_share == 0.0
-    assert 0 < heavy_first.waiting < heavy_last.waiting < 1e-3
+    assert 0 < heavy_first.waiting < heavy_last.waiting < 0.01
+
+
+def test_waiting_costs_something_also_for_groups_that_are_in_time():
+    """Two equal queues cost less than one, with nothing late, even if a model is activated."""
+    group = Group(deadline_s=1000.0, slo_s=1000.0)
+    problem = a_problem([group, group, group, group], [AT_ONCE, AT_ONCE])
+    one, two = (plan_cost(problem, an_order(*q)) for q in (([0, 1, 2, 3], []), ([0, 1], [2, 3])))
+
+    assert one.late_share == two.late_share == 0.0
+    assert two.waiting < one.waiting
 
 
 def test_moving_a_group_has_a_price_and_a_new_group_has_none():
