@@ -28,7 +28,13 @@ from services.agent.telemetry.stored_starts import StoredStarts
 from shared.broker.finals import stored_for
 from shared.contracts.base import InstanceId, RequestId, RunId, Seconds, UnixTime
 from shared.contracts.ends import end_with_tokens, end_without_token
-from shared.contracts.errors import ContractError, EngineError, MeshError, NotActiveError
+from shared.contracts.errors import (
+    ConnectionBrokenError,
+    ContractError,
+    EngineError,
+    MeshError,
+    NotActiveError,
+)
 from shared.contracts.requests import (
     ErrorInfo,
     QueuedRequest,
@@ -165,11 +171,13 @@ class Runs:
             if prompt is None:
                 raise ContractError("the request has neither prompt nor messages", param="prompt")
             tokenizer = self._models.tokenizers[request.model.base]
+            most_tokens = self._models.entries[request.model.base].max_model_len
+            encode = partial(tokenizer.encode, prompt, most_tokens=most_tokens)
             if request.prompt is None or len(prompt) > INLINE_PROMPT_LENGTH:
-                rendering = self._render(run, answer, partial(tokenizer.encode, prompt))
+                rendering = self._render(run, answer, encode)
                 self._spawn(rendering, f"render {run.engine_id}")
             else:
-                self._start(run, answer, tokenizer.encode(prompt))
+                self._start(run, answer, encode())
 
     async def _begin_with_adapter(self, run: Run) -> None:
         """
@@ -455,14 +463,21 @@ def _finite(at: UnixTime) -> UnixTime | None:
 
 def _end_of(answer: Answer, error: Exception | None) -> tuple[RunEnd, ErrorInfo | None]:
     """How a run has ended, and the error for its producer."""
+    info = None
     match error:
         case None:
-            return (RunEnd.ABORTED if answer.finish_reason is None else RunEnd.FINISHED), None
+            how = RunEnd.ABORTED if answer.finish_reason is None else RunEnd.FINISHED
+        case ConnectionBrokenError():
+            how = RunEnd.CUT_OFF
+            info = ErrorInfo(
+                message=str(error), type="server_error", code="server_error", status=502
+            )
         case NotActiveError():
-            return RunEnd.NOT_ACTIVE, None
+            how = RunEnd.NOT_ACTIVE
         case EngineError(engine_dead=True):
-            return RunEnd.DIED, None
+            how = RunEnd.DIED
         case ContractError():
+            how = RunEnd.REFUSED
             info = ErrorInfo(
                 message=str(error),
                 code=error.code,
@@ -470,12 +485,16 @@ def _end_of(answer: Answer, error: Exception | None) -> tuple[RunEnd, ErrorInfo 
                 status=error.status,
                 response=msgspec.Raw(error.response) if error.response else msgspec.UNSET,
             )
-            return RunEnd.REFUSED, info
         case MeshError():
-            return RunEnd.REFUSED, ErrorInfo(message=str(error), code="engine_refused", status=400)
-    message = f"the agent could not run the request: {type(error).__name__}"
-    info = ErrorInfo(message=message, type="server_error", code="internal_error", status=500)
-    return RunEnd.BROKEN, info
+            how = RunEnd.REFUSED
+            info = ErrorInfo(message=str(error), code="engine_refused", status=400)
+        case _:
+            how = RunEnd.BROKEN
+            message = f"the agent could not run the request: {type(error).__name__}"
+            info = ErrorInfo(
+                message=message, type="server_error", code="internal_error", status=500
+            )
+    return how, info
 
 
 def _prefill_of(run: Run) -> Prefill:

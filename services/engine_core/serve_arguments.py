@@ -6,6 +6,11 @@ import msgspec
 
 from shared.contracts.models import ModelEntry
 
+GRAMMARS = "xgrammar"
+"""
+Backend of grammars, in engines and in applications, unless the entry names another: an engine core
+has one for all requests.
+"""
 _POOLING_ARGUMENTS = {"convert", "pooler_config"}
 """Arguments of a pooling model's engine that its application also needs."""
 
@@ -22,7 +27,10 @@ def serve_arguments(entry: ModelEntry, names: Iterable[str]) -> list[str]:
         "--disable-log-stats",
         *("--mm-processor-cache-gb", "0"),
     ]
-    if (grammars := entry.engine_args.get("structured_outputs_config")) is not None:
+    if not entry.pools:
+        grammars = {"backend": GRAMMARS} | (
+            entry.engine_args.get("structured_outputs_config") or {}
+        )
         arguments += ["--structured-outputs-config", msgspec.json.encode(grammars).decode()]
     if entry.adapters:
         # Requests that name an adapter are answered in its name; engines load the adapters.

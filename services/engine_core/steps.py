@@ -80,7 +80,12 @@ class AnswerSteps:
         details = _after(answer.details, self._num_tokens)
         outputs = self._held + self._outputs((), details)
         outputs += self._outputs(answer.token_ids[self._num_tokens :], ())
-        outputs = outputs or [EngineCoreOutput(self._request_id, [])]
+        is_by_string = answer.finish_reason is FinishReason.STOP and not (
+            outputs and outputs[-1].new_token_ids and self._is_end(outputs[-1])
+        )
+        if is_by_string or not outputs:
+            # VLLM would leave the text of a token beside the reason out, as that of a stop token.
+            outputs.append(EngineCoreOutput(self._request_id, []))
         outputs[-1].finish_reason = _FINISH[answer.finish_reason]
         outputs[-1].stop_reason = self._stop_reason(answer)
         outputs[-1].prefill_stats = PrefillStats(num_cached_tokens=cached_tokens)

@@ -119,6 +119,10 @@ class NotActiveError(EngineError):
     """The model is not active; the same request may run later on this or another instance."""
 
 
+class ConnectionBrokenError(NotActiveError):
+    """The connection of one run broke, although the server of others answers."""
+
+
 class NoRoomError(EngineError):
     """The memory that is reserved for warm models is full; nothing was changed."""
 

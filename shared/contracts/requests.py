@@ -175,6 +175,10 @@ class Attempts(Value, frozen=True, kw_only=True, omit_defaults=True):
     Number of engine crashes during runs of this request. From two crashes on, the request runs
     alone.
     """
+    breaks: int = 0
+    """
+    Number of runs in a row at servers of others whose connections broke before a new token.
+    """
     relegated: bool = False
     evicted_by: InstanceId | None = None
     evicted_at: UnixTime | None = None

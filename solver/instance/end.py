@@ -35,6 +35,11 @@ PULL, WINDOW, RUN = "pull", "window", "run"
 RETURNED_AT_CRASH = "returned when the engine died"
 MAX_CRASHES = 3
 """Number of crashes after which a request that ran alone is failed as the cause of the crashes."""
+MAX_BREAKS = 3
+"""
+Number of broken connections without a new token after which a request fails: it may be what breaks
+them.
+"""
 _POISON = ErrorInfo(
     message=f"the engine crashed {MAX_CRASHES} times while this request ran, the last time while "
     "it ran alone",
@@ -151,6 +156,8 @@ def on_ended(instance: InstanceState, event: Ended, now: UnixTime) -> Iterator[C
         case RunEnd.NOT_ACTIVE:
             # The request is valid; it arrived while the active model was being changed.
             yield from _by_ending(instance, held, held.run.ending or Ending.EVICTED, now)
+        case RunEnd.CUT_OFF:
+            yield from _on_cut_off(instance, held, event.error or _UNKNOWN, now)
         case RunEnd.ABORTED:
             yield from _by_ending(instance, held, held.run.ending or Ending.CANCELLED, now)
         case RunEnd.DIED:
@@ -170,6 +177,24 @@ def _on_death(instance: InstanceState, held: Held, now: UnixTime) -> Iterator[Co
         attempts = held.request.attempts
         again = _again(attempts, crashes=attempts.crashes + 1)
         yield from requeue(instance, held, again, RETURNED_AT_CRASH)
+
+
+def _on_cut_off(
+    instance: InstanceState, held: Held, error: ErrorInfo, now: UnixTime
+) -> Iterator[Command]:
+    """Run the request again, elsewhere at first; after some tries without a token it fails."""
+    attempts = held.request.attempts
+    has_progress = held.generated > held.request.progress.num_tokens
+    breaks = 0 if has_progress else attempts.breaks + 1
+    ending = None if held.run is None else held.run.ending
+    if ending is None and breaks >= MAX_BREAKS and held.end.at > now:
+        message = f"{error.message}; {breaks} tries in a row have ended so, without a token"
+        failure = msgspec.structs.replace(error, message=message)
+        yield from fail(instance, held, failure, DeadLetter(error=failure))
+        return
+    attempts = msgspec.structs.replace(attempts, breaks=breaks)
+    held.request = msgspec.structs.replace(held.request, attempts=attempts)
+    yield from _by_ending(instance, held, ending or Ending.EVICTED, now)
 
 
 def _by_ending(

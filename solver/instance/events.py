@@ -142,6 +142,8 @@ class RunEnd(Enum):
     """The request is invalid, or the engine does not support it."""
     NOT_ACTIVE = "not_active"
     """The engine has another model."""
+    CUT_OFF = "cut_off"
+    """The connection to a server of others broke, or the server ended it before the answer."""
     BROKEN = "broken"
     """The instance could not run the request, because of a bug."""
     DIED = "died"

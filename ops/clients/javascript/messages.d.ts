@@ -7,6 +7,7 @@ export type Attempts = {
   hop?: number;
   evictions?: number;
   crashes?: number;
+  breaks?: number;
   relegated?: boolean;
   evicted_by?: string | null;
   evicted_at?: number | null;

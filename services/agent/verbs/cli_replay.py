@@ -14,7 +14,7 @@ from shared.contracts.requests import QueuedRequest
 from shared.runtime import extensions
 from shared.runtime.cli import print_data
 from shared.runtime.lifecycle import EXIT_OK, EXIT_USAGE
-from shared.runtime.options import AsJson
+from shared.runtime.options import AsJson, SecondsOption
 from solver.instance.commands import Submit
 from solver.instance.instance import Instance
 from solver.planning.added_operations import AddedOperation
@@ -29,7 +29,7 @@ def replay(
     /,
     *,
     about: Annotated[str | None, Parameter(metavar="TEXT")] = None,
-    after: Annotated[float, Parameter(metavar="SECONDS")] = 0.0,
+    after: SecondsOption = 0.0,
     every: Annotated[bool, Parameter(name="--all")] = False,
     json: AsJson = False,
 ) -> int:

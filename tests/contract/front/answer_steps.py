@@ -140,3 +140,13 @@ def test_log_probabilities_are_refused_if_the_answer_has_token_ids_only():
     with pytest.raises(ContractError, match="token ids only") as caught:
         steps.last(final((5, 6), FinishReason.LENGTH))
     assert (caught.value.param, caught.value.status) == ("logprobs", 400)
+
+
+def test_an_answer_that_a_stop_string_ended_keeps_its_last_tokens_text_beside_details() -> None:
+    """VLLM leaves out the text of a token that comes with the reason, as that of a stop token."""
+    answer = steps(logprobs=0, stop=["e"])
+    details = (logprobs_of(7),)
+    assert seen(answer.last(final((7,), FinishReason.STOP, details))) == [
+        ((7,), None, None),
+        ((), "stop", None),
+    ]

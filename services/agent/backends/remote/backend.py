@@ -27,7 +27,13 @@ from services.agent.backends.remote.token_run import TokenRun
 from services.agent.backends.residency import Footprint, ResidencyTable
 from services.agent.backends.settings import RemoteSettings
 from shared.contracts.base import ModelName, RequestId, Seconds
-from shared.contracts.errors import EngineError, MeshError, NotActiveError, UnsupportedError
+from shared.contracts.errors import (
+    ConnectionBrokenError,
+    EngineError,
+    MeshError,
+    NotActiveError,
+    UnsupportedError,
+)
 from shared.contracts.models import ModelEntry
 from shared.contracts.telemetry import ActivationPath, Capability, EngineIteration
 from solver.scheduling.concurrency import ConcurrencyLimit, FleetLimits
@@ -334,9 +340,11 @@ class RemoteEngine(AnsweringBackend):
 
     async def _lost(self, name: RequestId, reason: str) -> None:
         """The connection of one run broke: either the server is dead, or only this connection."""
+        kind: type[NotActiveError] = ConnectionBrokenError
         if self._alive and not await self._server.alive():
             self._die(f"{self._server.url}: {reason}")
-        self._report([RunEnded(name, NotActiveError(f"the connection broke: {reason}"))])
+            kind = NotActiveError
+        self._report([RunEnded(name, kind(f"the connection broke: {reason}"))])
 
     def _die(self, message: str) -> None:
         """End all runs, because the server does not answer."""

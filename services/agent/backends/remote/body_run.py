@@ -16,7 +16,7 @@ from services.agent.backends.remote.deltas import (
 from services.agent.backends.remote.responses import response_of
 from services.agent.backends.remote.server import OK, Server
 from shared.api.sse import EventSplitter, data_of
-from shared.contracts.errors import ContractError, EngineError
+from shared.contracts.errors import ConnectionBrokenError, ContractError
 from shared.contracts.requests import UNKNOWN_TOKEN, FinishReason, Progress, StepDetails
 
 _WITH_USAGE = ("/v1/chat/completions", "/v1/completions")
@@ -169,7 +169,7 @@ class BodyRun:
     def _ended(self) -> list[EngineOutput]:
         """The last outputs of a stream."""
         if self._finish is None:
-            raise EngineError("the server ended the stream before the answer")
+            raise ConnectionBrokenError("the server ended the stream before the answer")
         if self._held:
             self._events.append(StepDetails(0, (b"\n\n".join(self._held),)))
         return self._last(

@@ -15,6 +15,7 @@ from services.agent.backends.vllm.shared.workers import (
     SAFEPOINT_WORKERS,
     WITHOUT_SAFEPOINTS,
 )
+from services.engine_core.serve_arguments import GRAMMARS
 from shared.contracts.errors import SettingsError
 from shared.contracts.models import ModelEntry
 from shared.models.files.derive import adapter_facts
@@ -196,13 +197,9 @@ def _rank(directory: Path) -> int:
 
 
 def _grammars(entry: ModelEntry) -> dict[str, Any]:
-    """
-    Keyword arguments of `StructuredOutputsConfig`.
-
-    An engine core has one backend for all requests; `xgrammar` supports all kinds of grammars.
-    """
+    """Keyword arguments of `StructuredOutputsConfig`."""
     own = entry.engine_args.get("structured_outputs_config") or {}
-    return {"backend": "xgrammar"} | own
+    return {"backend": GRAMMARS} | own
 
 
 def without_safepoints(arguments: Mapping[str, Any]) -> dict[str, Any]:
