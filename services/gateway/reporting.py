@@ -2,12 +2,13 @@
 
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage
-from shared.broker.retry import send_best_effort
 from shared.contracts.base import ModelName
 from shared.contracts.control import GatewayModels
+from shared.contracts.errors import BrokerUnavailableError
 from shared.contracts.telemetry import RegistryState
 from shared.tenants.policies import PolicySource
 
@@ -49,4 +50,6 @@ class Reporter:
             tenants=policies if policies is not None and policies.digest else None,
         )
         out = OutMessage.transient(message)
-        await send_best_effort(self._broker, topology.CONTROL, topology.CONTROL_GATEWAYS, out)
+        # With a confirm: those in a row that do not come show that the broker is away.
+        with suppress(BrokerUnavailableError):
+            await self._broker.publish(topology.CONTROL, topology.CONTROL_GATEWAYS, out)

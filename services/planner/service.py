@@ -39,7 +39,7 @@ from services.planner.settings import GrouperSettings, Settings
 from services.planner.state import GrouperState, LeaderState
 from shared.broker import topology
 from shared.broker.consumer import Dispatcher
-from shared.broker.declaring import declare_topology
+from shared.broker.declaring import KEEP_PERIOD_S, declare_topology, keep_topology
 from shared.broker.protocol import BindingSpec, Broker, DeliveryHandler
 from shared.broker.stories import PERIOD_S as STORIES_PERIOD_S
 from shared.broker.stories import StoryOutbox
@@ -121,6 +121,9 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
                 await planner.start_grouper()
             if "leader" in ports.settings.roles:
                 await planner.start_leader()
+            tasks.create_task(
+                every(KEEP_PERIOD_S, lambda: keep_topology(broker), stop=stop), name="keep-topology"
+            )
             tasks.create_task(planner.follow_registry(), name="follow-registry")
             tasks.create_task(follow_policies(planner.policies, stop), name="follow-tenants")
             ports.health.started()

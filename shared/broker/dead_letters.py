@@ -1,7 +1,8 @@
 """Makes, lists, requeues and deletes dead letters."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -29,11 +30,38 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How the broker made a message a dead letter."""
+
+    reason: str
+    queue: str
+
+
+def last_death(headers: Mapping[str, Any]) -> Death:
+    """
+    The last death of a message; the first may be that in a delay queue in which it has waited.
+
+    RabbitMQ before 3.13 names the last one only in the first element of `x-death`.
+    """
+    if "x-last-death-reason" in headers:
+        found: tuple[Any, Any] = headers["x-last-death-reason"], headers.get("x-last-death-queue")
+    elif isinstance(deaths := headers.get("x-death"), list) and deaths:
+        found = deaths[0].get("reason"), deaths[0].get("queue")
+    else:
+        found = headers.get("x-first-death-reason"), headers.get("x-first-death-queue")
+    reason, queue = (str(each or "unknown") for each in found)
+    return Death(reason, queue)
+
+
 def describe(delivery: Delivery) -> DeadLetter:
     """Summary of a delivery of the dead-letter queue."""
     headers = delivery.headers
-    reason = headers.get(topology.REASON_HEADER) or headers.get("x-first-death-reason")
-    queue = headers.get(topology.QUEUE_HEADER) or headers.get("x-first-death-queue")
+    death = last_death(headers)
+    reason = headers.get(topology.REASON_HEADER) or death.reason
+    queue = headers.get(topology.QUEUE_HEADER)
+    if not queue and death.queue != "unknown":
+        queue = death.queue
     return DeadLetter(
         id=delivery.message_id or delivery.correlation_id,
         reason=str(reason or "unknown"),

@@ -8,6 +8,7 @@ from services.planner.grouper.expiry import Expiry, never_grouped_error, place_o
 from services.planner.grouper.identities import request_id_of
 from services.planner.state import GrouperState
 from shared.broker import topology
+from shared.broker.dead_letters import last_death
 from shared.broker.finals import publish_final, stored_for
 from shared.broker.protocol import Broker, Delivery, Settlement
 from shared.contracts.base import Decoder, TenantId
@@ -21,7 +22,6 @@ from shared.runtime.metrics import OTHER
 log = structlog.get_logger()
 _decode_queued: Decoder[QueuedRequest] = Decoder(QueuedRequest)
 _EXPIRED = "expired"
-_BROKERS_REASON = "x-first-death-reason"
 _CAUSES = {
     "delivery_limit": f"it was delivered more than {topology.DELIVERY_LIMIT} times without an "
     "outcome, because the processes that held it ended",
@@ -51,7 +51,7 @@ see the first event of a series that begins with it.
 
 def reason_of(delivery: Delivery) -> str:
     """The reason of a dead letter in metrics: the code before the text, or the broker's reason."""
-    text = delivery.headers.get(topology.REASON_HEADER) or delivery.headers.get(_BROKERS_REASON)
+    text = delivery.headers.get(topology.REASON_HEADER) or last_death(delivery.headers).reason
     code = str(text).partition(":")[0]
     return code if code in DEAD_LETTER_REASONS else OTHER
 
@@ -106,7 +106,7 @@ class DeadLetterReplies:
         self._state.dead_letters[reason_of(delivery)] += 1
 
     async def _reply(self, delivery: Delivery) -> None:
-        reason = str(delivery.headers.get(_BROKERS_REASON, "unknown"))
+        reason = last_death(delivery.headers).reason
         if reason == _EXPIRED:
             await self._expired(delivery)
         else:
@@ -121,7 +121,7 @@ class DeadLetterReplies:
 
     async def _expired(self, delivery: Delivery) -> None:
         """Count and end a request that the broker has dropped at its end."""
-        queue = str(delivery.headers.get("x-first-death-queue", "unknown"))
+        queue = last_death(delivery.headers).queue
         try:
             request = _decode_queued(delivery.body)
         except ContractError:

@@ -32,6 +32,7 @@ from shared.broker.protocol import Broker, Delivery, Settlement
 from shared.contracts.base import Decoder, RequestId, Seconds, TenantId
 from shared.contracts.ends import DEADLINE_EXPIRED
 from shared.contracts.errors import (
+    BrokerConflictError,
     CapacityError,
     ContractError,
     MeshError,
@@ -139,6 +140,9 @@ class Grouper:
         try:
             await take(delivery)
         except (ContractError, CapacityError) as error:
+            await self._refuse(delivery, error)
+        except BrokerConflictError as error:  # no later attempt succeeds: the operator must act
+            log.error("request.refused", error=str(error))
             await self._refuse(delivery, error)
 
     async def _take(self, delivery: Delivery) -> None:

@@ -95,7 +95,8 @@ class AmqpBroker:
 
     @property
     def connected(self) -> bool:
-        return self._publishing.up and self._consuming.up and self._restorer.complete
+        is_up = self._publishing.up and self._consuming.up
+        return is_up and self._restorer.complete and self._publisher.is_answered
 
     async def declare_exchange(self, spec: ExchangeSpec) -> None:
         await self._consuming.declare_exchange(spec)

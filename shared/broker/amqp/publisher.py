@@ -20,6 +20,8 @@ from shared.broker.protocol import LARGE_BYTES, OutMessage, PublishOutcome
 from shared.contracts.errors import BrokerConflictError, MeshError, QueueNotFoundError
 
 _TRANSIENT, _PERSISTENT = 1, 2
+_MOST_LATE = 3
+"""Number of confirms in a row that did not come in time, after which the broker counts as away."""
 
 
 class AmqpPublisher:
@@ -40,6 +42,13 @@ class AmqpPublisher:
         confirms.
         """
         self._in_flight: set[str] = set()
+        self._num_late = 0
+        """Number of confirms that did not come in time since the last that did."""
+
+    @property
+    def is_answered(self) -> bool:
+        """False while the broker does not confirm, although the connection is up."""
+        return self._num_late < _MOST_LATE
 
     async def publish(self, exchange: str, routing_key: str, message: OutMessage) -> PublishOutcome:
         """Publish a message with a publisher confirm, as `Broker.publish` specifies."""
@@ -108,10 +117,16 @@ class AmqpPublisher:
                 wait=False,
             )
         except PublishError:
-            return PublishOutcome.UNROUTABLE
+            outcome = PublishOutcome.UNROUTABLE
         except DeliveryError:
-            return PublishOutcome.REFUSED
-        return PublishOutcome.CONFIRMED
+            outcome = PublishOutcome.REFUSED
+        except TimeoutError:
+            self._num_late += 1
+            raise
+        else:
+            outcome = PublishOutcome.CONFIRMED
+        self._num_late = 0
+        return outcome
 
     async def _publish_alone(
         self, exchange: str, routing_key: str, message: OutMessage

@@ -11,7 +11,7 @@ from shared.runtime.events import EventLogger
 log = EventLogger(__name__)
 
 FIRST_RETRY_S = 0.1
-MAX_RETRY_S = 5.0
+MAX_RETRY_S = 2.0
 
 
 class AmqpRestorer:

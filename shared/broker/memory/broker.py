@@ -179,8 +179,16 @@ class MemoryBroker:
             self._hub.bind(binding, self)
         for subscription in self._subscriptions:
             source = self._hub.find(subscription.queue, self)
-            if source is not None:
+            if source is not None and subscription.session is not self._session:
                 self._attach(subscription, source)
+
+    def declared(self, queue: str) -> None:
+        """Consume again from a queue that was deleted and exists now; the hub calls this method."""
+        if not self._session.open:
+            return
+        for subscription in tuple(self._subscriptions):
+            if subscription.queue == queue:
+                self._attach(subscription, self._hub.existing(queue, self))
 
     def _end_session(self) -> None:
         for subscription, source in self._subscriptions.items():

@@ -31,6 +31,7 @@ class HubClient(Protocol):
 
     def lose_connection(self) -> None: ...
     def reconnect(self) -> None: ...
+    def declared(self, queue: str) -> None: ...
 
 
 class MemoryHub:
@@ -116,6 +117,8 @@ class MemoryHub:
             self._queues[spec.name] = MemoryQueue(
                 spec, owner=owner, on_dead=self._dead_letter, clock=self._clock
             )
+            for each in self._clients:
+                each.declared(spec.name)
             return
         self._check_owner(existing, client)
         if existing.spec != spec:

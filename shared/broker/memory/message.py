@@ -27,11 +27,10 @@ class StoredMessage:
 
 
 def dead_letter(stored: StoredMessage, *, queue: str, reason: str) -> OutMessage:
-    """Message as RabbitMQ dead-letters it: the headers contain the reason of the first death."""
-    death = {
-        "x-first-death-reason": reason,
-        "x-first-death-queue": queue,
-        "x-first-death-exchange": stored.exchange,
-    }
+    """Message as RabbitMQ dead-letters it: the headers describe the first and the last death."""
+    death = {"reason": reason, "queue": queue, "exchange": stored.exchange}
+    first = {f"x-first-death-{name}": value for name, value in death.items()}
+    last = {f"x-last-death-{name}": value for name, value in death.items()}
     # RabbitMQ removes the lifetime, so that the message stays in its last queue.
-    return replace(stored.message, headers={**death, **stored.message.headers}, expiration_s=None)
+    headers = {**first, **stored.message.headers, **last}
+    return replace(stored.message, headers=headers, expiration_s=None)

@@ -209,3 +209,23 @@ async def test_depth_counts_ready_messages_and_consumers(broker_rig: BrokerRig):
     await subscription.cancel()
     await eventually(lambda: depth_is(1, 0))
     assert await broker.depth("missing") is None
+
+
+async def test_a_consumer_receives_again_when_its_deleted_queue_exists_again(
+    broker_rig: BrokerRig,
+):
+    broker, other = await broker_rig.connect(), await broker_rig.connect()
+    await declare(broker, WORK)
+    received: list[bytes] = []
+
+    async def handle(delivery: Delivery) -> None:
+        received.append(delivery.body)
+        await delivery.settle(Settlement.ACK)
+
+    broken = asyncio.Event()
+    await broker.consume("work", handle, prefetch=2, on_broken=broken.set)
+    await other.delete_queue("work")
+    await broken.wait()
+    await declare(other, WORK)
+    await publish(other, "work", "a", "b")
+    await eventually(lambda: set(received) == {b"a", b"b"})

@@ -7,6 +7,7 @@ import pytest
 
 from shared.broker.amqp.publisher import AmqpPublisher
 from shared.broker.protocol import OutMessage, PublishOutcome
+from shared.contracts.errors import BrokerUnavailableError
 from tests.brokers import eventually
 
 pytestmark = pytest.mark.virtual_time
@@ -51,3 +52,31 @@ async def test_a_slow_channel_close_changes_no_outcome() -> None:
     connection.may_publish.set()
 
     assert await asyncio.gather(*publishing) == [PublishOutcome.CONFIRMED] * 2
+
+
+class SilentChannel(SlowChannel):
+    """A channel whose broker confirms only after the event *may*."""
+
+    async def basic_publish(self, *_: object, **__: object) -> None:
+        if not self._may.is_set():
+            raise TimeoutError
+
+
+class SilentChannels(Channels):
+    async def open_channel(self, **_: object) -> Any:
+        return SilentChannel(self.may_publish)
+
+
+async def test_a_broker_that_confirms_nothing_three_times_counts_as_away_until_it_does() -> None:
+    connection = SilentChannels()
+    publisher = AmqpPublisher(connection)  # type: ignore[arg-type]  # a fake
+    answered = [publisher.is_answered]
+    for number in range(3):
+        with pytest.raises(BrokerUnavailableError):
+            await publisher.publish("x", "k", OutMessage(body=b"a", message_id=f"m{number}"))
+        answered.append(publisher.is_answered)
+    connection.may_publish.set()
+    await publisher.publish("x", "k", OutMessage(body=b"a", message_id="m"))
+    answered.append(publisher.is_answered)
+
+    assert answered == [True, True, True, False, True]

@@ -150,7 +150,7 @@ async def test_undeclarable_lane_ends_the_request_and_not_the_grouper(
     await rig.submit(BODY, message_id="m1")
     await rig.handle_dead_letter()
     failure = await rig.failure()
-    assert (failure.request_id, failure.error.code) == ("m1", "dead_lettered")
+    assert (failure.request_id, failure.error.code) == ("m1", "internal")
     assert await rig.unsettled() == 0
 
 
