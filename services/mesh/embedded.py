@@ -17,16 +17,17 @@ import services.planner.service as planner
 from services.agent.settings import Settings as AgentSettings
 from services.estimator.settings import Settings as EstimatorSettings
 from services.gateway.settings import Settings as GatewaySettings
-from services.mesh.mesh import READY_TIMEOUT_S, Mesh, is_agent
+from services.mesh.mesh import READY_TIMEOUT_S, Ended, Mesh, is_agent
 from services.mesh.spec import MeshSpec
 from services.planner.settings import Settings as PlannerSettings
 from shared.broker.connect import open_broker
 from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import Broker
-from shared.contracts.errors import MeshError, SettingsError
+from shared.contracts.errors import SettingsError
 from shared.runtime.cli import Ports
 from shared.runtime.clock import SystemClock
 from shared.runtime.health import Health
+from shared.runtime.lifecycle import EXIT_USAGE
 from shared.tracing.opening import opened_tracer
 
 SERVICES: dict[str, tuple[Any, Any]] = {
@@ -73,11 +74,12 @@ class EmbeddedMesh(Mesh):
 
         self._tasks[name] = asyncio.create_task(run(), name=name)
 
-    def check(self) -> None:
-        for name, task in self._tasks.items():
-            if task.done():
-                error = None if task.cancelled() else task.exception()
-                raise MeshError(f"{name} ended: {error!r}") from error
+    def ended(self) -> list[Ended]:
+        return [
+            Ended(name, _code_of(task), f": {_error_of(task)}")
+            for name, task in self._tasks.items()
+            if task.done()
+        ]
 
     async def retry_starts(self) -> None:
         """None: a broker in this process always answers."""
@@ -108,3 +110,14 @@ class EmbeddedMesh(Mesh):
 
     def open_broker(self, client_name: str) -> AbstractAsyncContextManager[Broker]:
         return open_broker("memory://", client_name=client_name, hub=self.hub)
+
+
+def _error_of(task: asyncio.Task[None]) -> BaseException | str:
+    if task.cancelled():
+        return "cancelled"
+    return task.exception() or "no error"
+
+
+def _code_of(task: asyncio.Task[None]) -> int | None:
+    """The exit code that a process would have, as far as a restart depends on it."""
+    return EXIT_USAGE if isinstance(_error_of(task), SettingsError) else None

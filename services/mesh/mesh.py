@@ -3,14 +3,27 @@
 import signal
 from abc import ABC, abstractmethod
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from services.mesh.ready import wait_ready
 from services.mesh.spec import MeshSpec
 from shared.broker.protocol import Broker
+from shared.contracts.errors import MeshError
 
 READY_TIMEOUT_S = 240.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A service that has ended although the mesh runs."""
+
+    name: str
+    code: int | None
+    """Exit code of its process; below 0: the signal that killed it. None: it was no process."""
+    last_words: str
+    """Its error, or the end of its log, as a clause after what has happened."""
 
 
 class Mesh(ABC):
@@ -30,6 +43,9 @@ class Mesh(ABC):
         """Start every service of the mesh."""
 
     @abstractmethod
+    def ended(self) -> list[Ended]:
+        """The started services that have ended."""
+
     def check(self) -> None:
         """
         Check that no started service has ended.
@@ -37,6 +53,8 @@ class Mesh(ABC):
         Raises:
             MeshError: A service has ended; the message contains the reason.
         """
+        for each in self.ended():
+            raise MeshError(f"{each.name} ended{each.last_words}")
 
     @abstractmethod
     async def retry_starts(self) -> None:

@@ -12,11 +12,10 @@ from typing import Any
 import msgspec
 import structlog
 
-from services.mesh.mesh import READY_TIMEOUT_S, Mesh, is_agent
+from services.mesh.mesh import READY_TIMEOUT_S, Ended, Mesh, is_agent
 from services.mesh.spec import MeshSpec
 from shared.broker.connect import open_broker
 from shared.broker.protocol import Broker
-from shared.contracts.errors import MeshError
 from shared.runtime.lifecycle import EXIT_NO_BROKER
 
 log = structlog.get_logger()
@@ -43,6 +42,7 @@ class MeshProcess:
         self._settings_file.touch(mode=0o600)
         self._settings_file.chmod(0o600)
         self._settings_file.write_bytes(msgspec.json.encode(settings))
+        self.log_file.write_bytes(b"")  # the log of an earlier mesh is of no use here
         self.code: Path | None = None
         """Folder with the packages that the process runs; None: those of this process."""
         self._process: asyncio.subprocess.Process | None = None
@@ -131,13 +131,16 @@ class ProcessMesh(Mesh):
     async def start(self) -> None:
         await asyncio.gather(*(process.start() for process in self.processes.values()))
 
-    def check(self) -> None:
-        for process in self.processes.values():
-            if not process.running:
-                raise MeshError(
-                    f"{process.name} ended; the end of {process.log_file.name}:\n"
-                    f"{process.last_lines()}"
-                )
+    def ended(self) -> list[Ended]:
+        return [
+            Ended(
+                process.name,
+                process.exit_code,
+                f"; the end of {process.log_file.name}:\n{process.last_lines()}",
+            )
+            for process in self.processes.values()
+            if not process.running
+        ]
 
     async def retry_starts(self) -> None:
         for process in self.processes.values():

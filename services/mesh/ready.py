@@ -3,7 +3,7 @@
 import asyncio
 import urllib.error
 import urllib.request
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from services.mesh.spec import MeshSpec
 from shared.broker import topology
@@ -22,7 +22,7 @@ async def wait_ready(
     broker: Broker, spec: MeshSpec, *, timeout_s: float, check: Callable[[], Awaitable[None]]
 ) -> None:
     """
-    Wait until all agents and groupers have published messages and the gateway is ready.
+    Wait until all agents and groupers have published messages and the gateways are ready.
 
     Args:
         broker: A client of the mesh's broker.
@@ -54,7 +54,7 @@ async def wait_ready(
             while not (
                 all(_reports(name, agents) for name in wanted)
                 and len(groupers) >= spec.groupers
-                and await asyncio.to_thread(_gateway_ready, spec.gateway_url)
+                and await asyncio.to_thread(_are_ready, spec.gateway_urls)
             ):
                 await check()
                 await asyncio.sleep(POLL_S)
@@ -75,9 +75,11 @@ def _reports(agent: str, instances: set[str]) -> bool:
     return any(each == agent or each.startswith(f"{agent}-") for each in instances)
 
 
-def _gateway_ready(url: str) -> bool:
+def _are_ready(gateways: Sequence[str]) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/ready", timeout=2):  # noqa: S310 - our own http URL
-            return True
+        for url in gateways:
+            with urllib.request.urlopen(f"{url}/ready", timeout=2):  # noqa: S310 - our own http URL
+                pass
     except OSError:
         return False
+    return True

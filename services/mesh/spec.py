@@ -11,7 +11,7 @@ EMBEDDED = "embedded"
 """Value instead of a broker URL: all services run in one process, without an external broker."""
 EMBEDDED_SEEN = (
     f"A mesh of `headway up --broker {EMBEDDED}` has no broker that commands reach: look at its "
-    "gateway, http://127.0.0.1:8000/console and /metrics."
+    "gateway: the link to the console that `headway up` prints, and /metrics."
 )
 """What commands say that find no mesh at their broker."""
 
@@ -42,6 +42,8 @@ class MeshSpec(msgspec.Struct, frozen=True, kw_only=True):
     gateway_port: int
     gateway_host: str = "127.0.0.1"
     agents: tuple[AgentSpec, ...]
+    gateways: int = 1
+    """Number of gateways, on the ports from `gateway_port`."""
     groupers: int = 1
     leaders: int = 1
     log_level: str = "info"
@@ -56,8 +58,17 @@ class MeshSpec(msgspec.Struct, frozen=True, kw_only=True):
     """File with the policies of tenants."""
 
     @property
+    def gateway_ports(self) -> range:
+        return range(self.gateway_port, self.gateway_port + self.gateways)
+
+    @property
+    def gateway_urls(self) -> tuple[str, ...]:
+        return tuple(f"http://{self.gateway_host}:{port}" for port in self.gateway_ports)
+
+    @property
     def gateway_url(self) -> str:
-        return f"http://{self.gateway_host}:{self.gateway_port}"
+        """The URL of the first gateway."""
+        return self.gateway_urls[0]
 
     def service_settings(self) -> dict[str, tuple[str, dict[str, Any]]]:
         """Name of each process of the mesh -> its service and settings."""
@@ -83,8 +94,9 @@ class MeshSpec(msgspec.Struct, frozen=True, kw_only=True):
             for number in range(self.leaders)
         }
         processes["estimator"] = ("estimator", common | self.estimator)
-        processes["gateway"] = (
-            "gateway",
-            common | self.gateway | {"host": self.gateway_host, "port": self.gateway_port},
-        )
+        for number, port in enumerate(self.gateway_ports):
+            processes[f"gateway-{number}" if number else "gateway"] = (
+                "gateway",
+                common | self.gateway | {"host": self.gateway_host, "port": port},
+            )
         return processes

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -81,9 +82,10 @@ def is_streamed(request: Request) -> bool:
 
 def _contents(file: Path) -> bytes:
     try:
-        return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        content = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     except OSError as error:
         raise ContractError(f"cannot read {file}: {error}", param="file") from error
+    return content.removeprefix(BOM_UTF8)
 
 
 def read_requests(file: Path) -> list[Request]:

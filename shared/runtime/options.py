@@ -61,6 +61,18 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number") from None
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is not a finite number")
+    return value
+
+
+NumberOption = Annotated[float, read_by(_number, metavar="NUMBER")]
+"""Finite number."""
 SecondsOption = Annotated[float, read_by(_seconds, metavar="SECONDS")]
 """Finite duration in seconds that is not negative."""
 Positive = Annotated[int, whole(least=1)]

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
 from typing import Any, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter
@@ -96,7 +97,10 @@ class Program:
         Args:
             argv: Arguments without the program's name; default: those of this process.
         """
-        tokens = list(sys.argv[1:] if argv is None else argv)
+        tokens = _asked(list(sys.argv[1:] if argv is None else argv))
+        if tokens == ["--version"]:
+            sys.stdout.write(f"{self.name} {version('headway')}\n")
+            return EXIT_OK
         try:
             return self.run(tokens)
         except CycloptsError as error:
@@ -147,6 +151,15 @@ class Program:
         if isinstance(error, BrokerUnavailableError):
             return _failed(f"{title}: broker: {error}", EXIT_NO_BROKER)
         return _failed(f"{title}: {error}", EXIT_FAILED)
+
+
+def _asked(tokens: list[str]) -> list[str]:
+    """The arguments with `help [VERB…]` and `version` as options; without any, for help."""
+    if tokens == ["version"]:
+        return ["--version"]
+    if not tokens or tokens[0] == "help":
+        return [*tokens[1:], "--help"]
+    return tokens
 
 
 def _failed(text: str, code: int) -> int:

@@ -27,12 +27,11 @@ from shared.producer.producer import Request
 from shared.runtime.cli import broker_factory, print_data
 from shared.runtime.clock import SystemClock
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
-from shared.runtime.options import JsonOption
+from shared.runtime.options import JsonOption, NumberOption, SecondsOption
 from shared.runtime.settings import DEFAULT_AMQP_URL
 
 OF_BODY = ("prompt", "--max-tokens", "--temperature")
 """Arguments that a body for an endpoint contains."""
-Seconds = Annotated[float, Parameter(metavar="SECONDS")]
 
 
 @Parameter(name="*")
@@ -44,19 +43,19 @@ class SubmitOptions:
     """Name in the registry; required unless --file or --endpoint is given."""
     max_tokens: Annotated[int | None, Parameter(metavar="N")] = None
     """Maximum length of the answer, in tokens."""
-    temperature: Annotated[float | None, Parameter(metavar="T")] = None
+    temperature: NumberOption | None = None
     """Sampling temperature; 0 is greedy."""
-    ttft: Seconds | None = None
+    ttft: SecondsOption | None = None
     """Target: seconds to the first token."""
-    tbt: Seconds | None = None
+    tbt: SecondsOption | None = None
     """Target: maximum seconds between two tokens after the first (TBT)."""
-    ttlt: Seconds | None = None
+    ttlt: SecondsOption | None = None
     """Target: seconds to the whole answer."""
     application: Annotated[str | None, Parameter(metavar="LABEL")] = None
     """Label of requests with similar output lengths."""
     importance: Importance | None = None
     """Importance of the request; affects its lane."""
-    ttl: Seconds | None = None
+    ttl: SecondsOption | None = None
     """Seconds after which the request ends without its answer."""
     on_late: OnLate | None = None
     """Serve the request after its deadline, or drop it then."""

@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import secrets
 import sys
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,29 +14,31 @@ import msgspec
 from cyclopts import Group, Parameter
 
 from services.mesh.launch import mesh_of
-from services.mesh.mesh import stop_signals
+from services.mesh.mesh import Mesh, stop_signals
 from services.mesh.models.sources import write_model_registry
-from services.mesh.spec import AgentSpec, MeshSpec
+from services.mesh.spec import EMBEDDED, AgentSpec, MeshSpec
 from services.mesh.verbs.options import DATA_DIR, AmqpUrl, File, Folder, file_of
-from shared.contracts.errors import SettingsError, StoreUnavailableError
+from shared.contracts.errors import BrokerUnavailableError, SettingsError, StoreUnavailableError
 from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry, write_registry
 from shared.runtime import extensions
 from shared.runtime.lifecycle import EXIT_OK
 from shared.runtime.options import Port, Positive, read_by, whole
 from shared.runtime.settings import DEFAULT_AMQP_URL, load_group, masked_url
-from shared.runtime.tasks import pause
 from shared.store.settings import StoreSettings
 
 MIGRATION_TIMEOUT_S = 60.0
 _MODELS = Parameter(group=Group("Models", sort_key=1))
 _ENGINES = Parameter(group=Group("Engines", sort_key=2))
 _PLACES = Parameter(group=Group("Files", sort_key=3))
+SIMULATED, VLLM = "simulated", "vllm"
+VLLM_PYTHON = "HEADWAY_AGENT_ENGINE__VLLM__PYTHON"
+"""Variable with another interpreter that has vLLM."""
 
 
 def _engine(text: str) -> str:
     """The name of a backend of engines that the mesh starts."""
-    own = ("simulated", "vllm")
+    own = (SIMULATED, VLLM)
     if text not in own and text not in (added := extensions.names(extensions.ENGINES)):
         raise ValueError(f"{text!r} must be one of: {', '.join((*own, *added))}")
     return text
@@ -77,10 +81,10 @@ class UpOptions:
     and router+URL for a router. NAME is the model's name in the mesh, MODEL its name at the server.
     Repeatable. HEADWAY_ATTACH_API_KEY has the servers' key.
     """
-    engine: Annotated[str, _ENGINES, read_by(_engine, metavar="NAME")] = "simulated"
+    engine: Annotated[str | None, _ENGINES, read_by(_engine, metavar="NAME")] = None
     """
-    Engine backend of every agent: simulated, vllm, or the name of a backend that an installed
-    package adds.
+    Engine backend of every agent: vllm; simulated, which answers with random text; or the name of a
+    backend that an installed package adds. Default: vllm with --model, else simulated.
     """
     tenants: Annotated[File | None, _PLACES] = None
     """Policies of tenants; default: HEADWAY_TENANTS."""
@@ -92,6 +96,8 @@ class UpOptions:
     """Number of leaders: one is active, and another replaces a failed leader."""
     port: Port = 8000
     """Port of the gateway, which listens on this machine only."""
+    gateways: Positive = 1
+    """Number of gateways, each with a port of its own, its metrics and its limits, from --port."""
     front: Literal["auto", "light", "vllm"] = "auto"
     """
     HTTP application of the gateway: `vllm` has all endpoints and fields of `vllm serve`, `light`
@@ -108,21 +114,34 @@ class UpOptions:
     log_dir: Annotated[Folder, _PLACES] = Path(".headway/up")
     """Directory for logs and settings, and for tiny models if --registry is not given."""
 
+    @property
+    def backend(self) -> str:
+        """Engine backend of every agent."""
+        return self.engine or (VLLM if self.models else SIMULATED)
+
 
 async def up(*, options: UpOptions = UpOptions(), amqp_url: AmqpUrl = DEFAULT_AMQP_URL) -> int:
     """Run a whole mesh on this machine until Ctrl-C."""
-    broker = options.broker or amqp_url
+    broker = amqp_url if options.broker is None else options.broker
+    if not broker.strip():
+        raise SettingsError("--broker is empty: give an AMQP URL or `embedded`, or omit it")
+    _check_engine(options)
     tenants = options.tenants or file_of("HEADWAY_TENANTS")
     keys = options.keys or file_of("HEADWAY_GATEWAY_KEYS_FILE")
     registry, agents = await _fleet(options)
     bases = ModelRegistry.load(registry).bases
     kept = store_values(options, os.environ)
+    is_simulated = any(agent.engine == SIMULATED for agent in agents)
+    # An application of vLLM would promise more than a simulated engine has.
+    front = "light" if options.front == "auto" and is_simulated else options.front
+    token = secrets.token_urlsafe(24)
     spec = MeshSpec(
         broker=broker,
         registry=registry,
         log_dir=options.log_dir,
         gateway_port=options.port,
-        gateway={"front": options.front}
+        gateways=options.gateways,
+        gateway={"front": front, "console_token": token}
         | ({} if kept is None else {"store": kept})
         | ({} if keys is None else {"keys_file": str(keys)}),
         planner={} if kept is None else {"store": kept},
@@ -145,17 +164,66 @@ async def up(*, options: UpOptions = UpOptions(), amqp_url: AmqpUrl = DEFAULT_AM
     for number in stop_signals():
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     print("starting", file=sys.stderr)
-    async with mesh_of(spec) as mesh:
+    async with AsyncExitStack() as stack:
+        mesh = await _started(spec, stack)
         starting = None
+        if is_simulated:
+            print("ENGINE: SIMULATED: ANSWERS ARE RANDOM TEXT", file=sys.stderr)
         print(
-            f"ready: {spec.gateway_url}/v1  models: {', '.join(bases)}  "
-            f"broker: {masked_url(broker)}  logs: {spec.log_dir}\nCtrl-C drains and stops",
+            f"ready: {', '.join(f'{url}/v1' for url in spec.gateway_urls)}  "
+            f"models: {', '.join(bases)}  broker: {masked_url(broker)}  logs: {spec.log_dir}\n"
+            f"console: {spec.gateway_url}/console?token={token}  (opens once)\n"
+            "Ctrl-C drains and stops",
             file=sys.stderr,
         )
-        while not stop.is_set():
-            mesh.check()
-            await pause(stop, 1.0)
+        from services.mesh.supervision import Supervisor  # noqa: PLC0415 - as in `_started`
+
+        await Supervisor(mesh, lambda line: print(line, file=sys.stderr)).run(stop)
     return EXIT_OK
+
+
+async def _started(spec: MeshSpec, stack: AsyncExitStack) -> Mesh:
+    """
+    Start the mesh, which *stack* stops.
+
+    Raises:
+        SettingsError: A port or the id of an instance is in use.
+        BrokerUnavailableError: No broker answers.
+        MeshError: The mesh does not start.
+    """
+    # Only here, since these import more than all that `--help` needs.
+    from services.mesh.start_checks import check_instances, check_ports  # noqa: PLC0415
+    from shared.broker.connect import open_broker  # noqa: PLC0415
+
+    check_ports(spec)
+    try:
+        if spec.broker != EMBEDDED:
+            async with open_broker(spec.broker, client_name="headway-up") as broker:
+                await check_instances(broker, spec)
+        return await stack.enter_async_context(mesh_of(spec))
+    except BrokerUnavailableError as error:
+        raise BrokerUnavailableError(
+            f"no RabbitMQ answers at {masked_url(spec.broker)} ({error}). Start one (`sudo make "
+            "broker`), name one (--broker URL), or use --broker embedded"
+        ) from error
+
+
+def _check_engine(options: UpOptions) -> None:
+    """
+    Check that this installation has the engine.
+
+    Raises:
+        SettingsError: It has not; the message says how to install it.
+    """
+    from services.agent.backends.vllm.front.process import (  # noqa: PLC0415 - only for vLLM
+        vllm_unavailable_reason,
+    )
+
+    if options.backend != VLLM or VLLM_PYTHON in os.environ:
+        return
+    if (reason := vllm_unavailable_reason()) is not None:
+        why = "" if options.engine else "--model is served by vLLM. "
+        raise SettingsError(f"{why}{reason} (--engine simulated), whose answers are random text")
 
 
 def store_values(options: UpOptions, environ: Mapping[str, str]) -> dict[str, Any] | None:
@@ -218,7 +286,7 @@ async def _fleet(options: UpOptions) -> tuple[Path, tuple[AgentSpec, ...]]:
     agents = [
         AgentSpec(
             instance_id=f"agent-{number}",
-            engine=options.engine,
+            engine=options.backend,
             settings={"initial_model": bases[number % len(bases)]},
         )
         for number in range(number if bases else 0)
@@ -251,7 +319,7 @@ def _registry(options: UpOptions, *, has_engines: bool) -> Path | None:
         return write_model_registry(
             options.models,
             options.log_dir / "models.json",
-            engine=options.engine,
+            engine=options.backend,
             adapters=options.adapters,
             max_model_len=options.max_model_len,
         )
@@ -263,4 +331,4 @@ def _registry(options: UpOptions, *, has_engines: bool) -> Path | None:
         return None
     from shared.models.tiny import make_tiny_models  # noqa: PLC0415 - NumPy
 
-    return make_tiny_models(options.log_dir / "models", weights=options.engine == "vllm")
+    return make_tiny_models(options.log_dir / "models", weights=options.backend == VLLM)

@@ -55,7 +55,12 @@ class Container:
         self.entry = entry
         self.service = service
         self.cli = CLIS[service]
-        self.environment: dict[str, str] = entry["environment"]
+        self.environment: dict[str, str] = {
+            # Variables without a value are passed on if the user has set them.
+            name: value
+            for name, value in entry["environment"].items()
+            if value is not None
+        }
 
     def __repr__(self) -> str:
         return self.name
