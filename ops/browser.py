@@ -1,11 +1,12 @@
 """A headless Chromium of this machine, for tests, benchmarks and pictures of pages."""
 
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+import httpx
 from playwright.async_api import ConsoleMessage, Page, Request, ViewportSize, async_playwright
 
 from shared.contracts.errors import SettingsError
@@ -38,13 +39,16 @@ class Opened:
 
 
 @asynccontextmanager
-async def opened(url: str, *, dark: bool = False) -> AsyncIterator[Opened]:
+async def opened(
+    url: str, *, dark: bool = False, cookies: Mapping[str, str] | None = None
+) -> AsyncIterator[Opened]:
     """
     Context with a page of a new browser, which shows *url*.
 
     Args:
         url: Address of the page.
         dark: True if the system's theme is dark.
+        cookies: Cookies that the browser has for the page's host, by name.
 
     Raises:
         SettingsError: Chromium is not installed.
@@ -57,9 +61,21 @@ async def opened(url: str, *, dark: bool = False) -> AsyncIterator[Opened]:
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         try:
-            page = await browser.new_page(viewport=_SIZE, color_scheme="dark" if dark else "light")
+            context = await browser.new_context(
+                viewport=_SIZE, color_scheme="dark" if dark else "light"
+            )
+            for name, value in (cookies or {}).items():
+                await context.add_cookies([{"name": name, "value": value, "url": url}])
+            page = await context.new_page()
             found = Opened(page)
             await page.goto(url)
             yield found
         finally:
             await browser.close()
+
+
+async def console_cookies(gateway_url: str, token: str) -> dict[str, str]:
+    """The cookies of a browser that has opened the link to a console, which works once."""
+    async with httpx.AsyncClient() as client:
+        response = await client.get(f"{gateway_url}/console", params={"token": token})
+    return dict(response.cookies)

@@ -16,6 +16,7 @@ from ops.bench.result import Line, Result
 from ops.browser import opened
 from ops.ports import free_port
 from services.gateway.console.application import WithConsole
+from services.gateway.console.sessions import Sessions
 from services.gateway.console.watching import MeshWatch
 from services.gateway.tenants import Tenants
 from shared.broker.memory.broker import MemoryBroker
@@ -29,6 +30,7 @@ from shared.runtime.health import serve_http
 NUM_LANES, NUM_INSTANCES, NUM_LSOS = 400, 80, 200
 CHANGE_PERIOD_S: Seconds = 0.5
 MOST_PAINT_MS = 100.0
+TOKEN = "token-of-the-bench"
 TEXT = "lane.m3.high"
 _TIMED = """
 async ([selector, text]) => {
@@ -74,6 +76,7 @@ async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
             tenants=Tenants(
                 api_keys={}, default_tenant="d", trust_fairness_header=False, max_outstanding=1
             ),
+            sessions=Sessions(TOKEN),
             stop=stop,
             front=None,
         )
@@ -81,7 +84,7 @@ async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
         changing = asyncio.create_task(_change(watch, random, stop))
         async with (
             serve_http(application, host="127.0.0.1", port=port),
-            opened(f"http://127.0.0.1:{port}/console/#queues") as shown,
+            opened(f"http://127.0.0.1:{port}/console?token={TOKEN}#queues") as shown,
         ):
             page = shown.page
             await page.locator("tbody tr").first.wait_for()

@@ -36,6 +36,7 @@ async def bench_mesh(
     agents: tuple[AgentSpec, ...],
     *,
     planner: dict[str, Any] | None = None,
+    gateway: dict[str, Any] | None = None,
     groupers: int = 1,
 ) -> AsyncIterator[ProcessMesh]:
     """
@@ -45,6 +46,7 @@ async def bench_mesh(
         broker: As for `ops.environment.broker_for`.
         agents: Agents of the mesh; the models have weights if an agent has a real engine.
         planner: Settings of the planner, except settings that all services share.
+        gateway: Those of the gateway.
         groupers: Number of groupers.
 
     Raises:
@@ -59,7 +61,7 @@ async def bench_mesh(
             registry=make_tiny_models(root / "models", weights=_real(agents)),
             log_dir=root / "log",
             gateway_port=free_port(),
-            gateway={"front": "light"},
+            gateway={"front": "light"} | (gateway or {}),
             log_level="warning",
             agents=agents,
             planner=planner or {},

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from ops.bench.meshes import MODEL, bench_mesh, bench_producer, simulated_agent
-from ops.browser import Opened, opened
+from ops.browser import Opened, console_cookies, opened
 from services.agent.backends.settings import SimulatedSettings
 from services.mesh.processes import ProcessMesh
 from shared.broker import topology
@@ -42,6 +42,7 @@ CLASSES = {
 IN_PROGRESS = 30
 """Number of open requests of each tenant, more than the instances run."""
 FILL_S = 20.0
+TOKEN = "token-of-the-pictures"
 
 
 async def main() -> int:
@@ -51,9 +52,12 @@ async def main() -> int:
     agents = tuple(
         simulated_agent(f"gpu-{number}", SimulatedSettings(max_running=8)) for number in range(3)
     )
-    async with bench_mesh("private", agents) as mesh, _loaded(mesh):
+    gateway = {"console_token": TOKEN}
+    async with bench_mesh("private", agents, gateway=gateway) as mesh, _loaded(mesh):
+        url = mesh.spec.gateway_url
+        cookies = await console_cookies(url, TOKEN)
         for theme in ("light", "dark"):
-            async with opened(f"{mesh.spec.gateway_url}/console/", dark=theme == "dark") as shown:
+            async with opened(f"{url}/console/", dark=theme == "dark", cookies=cookies) as shown:
                 await _taken(shown, theme)
     return 0
 

@@ -12,6 +12,8 @@ from shared.contracts.errors import CapacityError, ContractError
 
 DISCARD_BYTES, DISCARD_S = 64 * 2**20, 10.0
 RETRY_AFTER_S = 1.0
+ENGINE_HEADERS = (b"x-data-parallel-rank", b"x-session-id")
+"""Headers that would control vLLM's engine; agents send the second by themselves."""
 
 
 class RequestBody:
@@ -162,25 +164,37 @@ class Forwarded:
         scope: Scope of the client's request.
         receive: The `receive` of ASGI.
         body: Body for the application.
+        on_left: Called when the client has left.
         request_id: Id of which the application makes that of the answer; None: the client's, or a
             random one.
     """
 
     def __init__(
-        self, scope: Mapping[str, Any], receive: Any, body: bytes, *, request_id: str | None = None
+        self,
+        scope: Mapping[str, Any],
+        receive: Any,
+        body: bytes,
+        *,
+        on_left: Callable[[], None] = lambda: None,
+        request_id: str | None = None,
     ) -> None:
         own = {b"content-length": str(len(body)).encode()}
         if request_id is not None:
             own[REQUEST_ID.encode()] = request_id.encode()
-        headers = [each for each in scope["headers"] if each[0] not in own]
+        dropped = {*own, *ENGINE_HEADERS}
+        headers = [each for each in scope["headers"] if each[0] not in dropped]
         self.scope = {**scope, "headers": [*headers, *own.items()]}
         self._receive = receive
         self._body: bytes | None = body
+        self._on_left = on_left
 
     async def receive(self) -> Any:
         """The next ASGI event."""
         if self._body is None:
-            return await self._receive()
+            event = await self._receive()
+            if event["type"] == "http.disconnect":
+                self._on_left()
+            return event
         body, self._body = self._body, None
         return {"type": "http.request", "body": body, "more_body": False}
 

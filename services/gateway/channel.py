@@ -35,7 +35,8 @@ class Channel:
     ) -> None:
         self._to_client = send
         self._unread_s = unread_s
-        self._headers = headers
+        self.headers = headers
+        """Headers that every answer has."""
         self.started = False
         """
         True once the status line was sent; a later error can only be sent as an event of the
@@ -44,13 +45,15 @@ class Channel:
 
     def add_headers(self, headers: dict[str, str]) -> None:
         """Add headers to the answer, before it begins."""
-        self._headers = self._headers | headers
+        self.headers = self.headers | headers
 
-    async def error(self, info: ErrorInfo) -> None:
-        """Send an error answer to the client."""
+    async def error(self, info: ErrorInfo, *, headers: dict[str, str] | None = None) -> None:
+        """Send an error answer to the client, with further *headers*."""
         # The status may come from another service; an error must never look like a success.
         status = info.status if info.status in ERROR_STATUSES else 500
-        await self.json(error_body(info), status=status, headers=error_headers(info))
+        await self.json(
+            error_body(info), status=status, headers=error_headers(info) | (headers or {})
+        )
 
     async def json(
         self, body: bytes, *, status: int = 200, headers: dict[str, str] | None = None
@@ -94,7 +97,7 @@ class Channel:
                 "status": status,
                 "headers": [
                     (name.encode("latin-1"), value.encode("latin-1"))
-                    for name, value in (self._headers | headers).items()
+                    for name, value in (self.headers | headers).items()
                 ],
             }
         )

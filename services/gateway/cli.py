@@ -1,30 +1,9 @@
 """`headway-gateway`: serves HTTP, and prints requests that have ended."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
 
 from services.gateway.settings import Settings
 from shared.runtime.cli import Service, ServiceCli
-from shared.runtime.options import LOADED, whole
-
-
-class GatewayCli(ServiceCli[Settings]):
-    """Command line whose verb `run` has an option."""
-
-    def serve(
-        self,
-        *,
-        settings: Annotated[Any, LOADED],
-        workers: Annotated[int | None, whole(least=1, most=64)] = None,
-    ) -> int:
-        """
-        Serve until SIGTERM, then drain.
-
-        Args:
-            workers: Number of processes that serve the port (default: 1).
-        """
-        del workers  # an option that is a setting is already in the settings
-        return super().serve(settings=settings)
 
 
 def _parts() -> Service[Settings]:
@@ -33,7 +12,7 @@ def _parts() -> Service[Settings]:
     return Service(serve=service.serve, check=service.check)
 
 
-CLI = GatewayCli(
+CLI = ServiceCli(
     service="gateway",
     text="OpenAI-compatible HTTP interface of the mesh.",
     settings_type=Settings,

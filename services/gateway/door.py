@@ -1,6 +1,7 @@
 """ASGI layer around models' applications: keys, tenants, targets, limits, request ids, errors."""
 
 import asyncio
+from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import uuid4
@@ -14,6 +15,7 @@ from services.gateway.answering import LAST_WORD_S
 from services.gateway.body import Forwarded
 from services.gateway.call import Call, current
 from services.gateway.claims import claim_of
+from services.gateway.edge.announced import announce_stream
 from services.gateway.errors import error_info
 from services.gateway.headers import MESH_REQUEST_ID, REQUEST_ID, Hints, headers_in
 from services.gateway.outcomes import Outcome, outcome_of
@@ -26,6 +28,7 @@ from services.gateway.slo import requested_slo
 from services.gateway.state import Gateway
 from shared.api.calls import (
     ENDPOINTS,
+    IGNORED_FIELDS,
     OWN_FIELDS,
     CallBody,
     CallFields,
@@ -35,7 +38,7 @@ from shared.api.calls import (
 from shared.api.digests import call_digest
 from shared.contracts.base import ModelName, Seconds, TenantId
 from shared.contracts.ends import accepted_ends
-from shared.contracts.errors import ContractError, MeshError
+from shared.contracts.errors import MeshError
 from shared.contracts.ingress import InferenceRequest
 from shared.contracts.requests import ErrorInfo
 from solver.tenants.claims import grant
@@ -61,8 +64,6 @@ ROUTES: Mapping[str, str] = {
     "/v2/rerank": "rerank",
 }
 """Path of an open route of vLLM's application -> label of metrics. All other routes are closed."""
-REFUSED_HEADERS = ("x-data-parallel-rank", "x-session-id")
-"""Headers of vLLM that would control the engine."""
 
 
 class Door:
@@ -100,7 +101,7 @@ class Door:
         logged = log.bind(request_id=call_id, endpoint=ROUTES[scope["path"]])
         outcome = Outcome.CANCELLED
         try:
-            outcome = await self._answered(scope, receive, headers, response, call_id)
+            outcome = await self._answered(scope, receive, response, call_id)
         except MeshError as error:
             outcome = await response.fail(error_info(error))
             logged.info("request.refused", error=str(error))
@@ -117,7 +118,6 @@ class Door:
         self,
         scope: dict[str, Any],
         receive: Any,
-        headers: dict[str, str],
         response: Response,
         call_id: str,
     ) -> Outcome:
@@ -129,7 +129,6 @@ class Door:
                 gateway.usable_store()
                 call_id = call_id_of(tenant, hints.idempotency_key)
                 response.add_headers({MESH_REQUEST_ID: call_id})
-            _refuse_headers(headers)
             raw = await admitted.body(receive)
             fields = call_fields(raw)
             body = call_body(fields)
@@ -153,10 +152,13 @@ class Door:
             self._prepare(base)
             response.call = call
             response.add_headers(answer_headers(gateway, tenant, call.clamped))
+            if call.stream:
+                announce_stream(scope, response.headers)
             forwarded = Forwarded(
                 scope,
                 receive,
                 _forwarded(raw, fields, body.model, ref.name),
+                on_left=response.left,
                 request_id=None if call.digest is None else call_id,
             )
             limit_s = hints.limit_s(gateway.settings.request_timeout_s)
@@ -245,23 +247,9 @@ class Door:
         )
 
 
-def _refuse_headers(headers: Mapping[str, str]) -> None:
-    """
-    Refuse vLLM's headers that would control the engine.
-
-    Raises:
-        ContractError: A header is not supported; `param` is its name.
-    """
-    for name in REFUSED_HEADERS:
-        if name in headers:
-            raise ContractError(
-                f"header {name} is not supported", code="unsupported_parameter", param=name
-            )
-
-
 def _forwarded(raw: bytes, fields: CallFields, asked: str, model: str) -> bytes:
     """The body for vLLM's application of *model*, without the mesh's fields."""
-    dropped = {"priority", *OWN_FIELDS} & fields.keys()
+    dropped = {"priority", *OWN_FIELDS, *IGNORED_FIELDS} & fields.keys()
     if not dropped and asked == model:
-        return raw
+        return raw.removeprefix(BOM_UTF8)
     return msgspec.json.encode({k: v for k, v in fields.items() if k not in dropped})

@@ -15,6 +15,7 @@ from services.gateway.answer_headers import answer_headers
 from services.gateway.answering import Answering
 from services.gateway.channel import Channel
 from services.gateway.disconnect import cancelled_on_disconnect
+from services.gateway.edge.announced import announce_stream
 from services.gateway.errors import error_info
 from services.gateway.headers import MESH_REQUEST_ID, REQUEST_ID, Hints, headers_in, id_headers
 from services.gateway.intake import Accepted
@@ -137,6 +138,8 @@ class Exchange:
         digest: str | None,
     ) -> Outcome:
         gateway = self._gateway
+        if accepted.stream:
+            announce_stream(self._scope, channel.headers)
         generation = await gateway.producer.submit(
             accepted.ingress,
             reply=ReplyMode.STREAM if accepted.stream else ReplyMode.FINAL,

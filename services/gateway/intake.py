@@ -116,7 +116,7 @@ class Intake:
             num_bytes=len(raw),
         )
         entry = self._registry.entry(ref.base)
-        tokens = self._tokenizers[ref.base].encode(body.content)
+        tokens = self._tokenizers[ref.base].encode(body.content, most_tokens=entry.max_model_len)
         if not tokens:
             raise ContractError("the prompt has no tokens", param="prompt")
         ingress = msgspec.structs.replace(

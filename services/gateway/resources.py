@@ -125,7 +125,8 @@ class WithResources:
             if channel.started:
                 # The missing rest makes the server close the connection.
                 return
-            await channel.error(info)
+            allowed = error.headers if isinstance(error, HTTPException) else None
+            await channel.error(info, headers=allowed)
         except Exception as error:  # a bug: the client gets an answer, the log the rest
             outcome = Outcome.FAILED
             logged.exception("request.broken")
@@ -184,5 +185,5 @@ def _route(resource: Resource, path: str, method: str) -> tuple[str, Handler]:
         raise NotFoundException
     handler = methods.get(method)
     if handler is None:
-        raise MethodNotAllowedException
+        raise MethodNotAllowedException(headers={"allow": ", ".join(methods)})
     return object_id, handler

@@ -54,8 +54,8 @@ class Response:
         self.call: Call | None = None
         self._send = send
         self._errors = errors
-        self._headers: list[tuple[bytes, bytes]] = []
-        self.add_headers(id_headers(call_id, client_id))
+        self.headers = id_headers(call_id, client_id)
+        """Headers that every answer has."""
         self._start: dict[str, Any] | None = None
         """Event with the status line, until it is sent."""
         self._status: int | None = None
@@ -64,11 +64,12 @@ class Response:
         self._parts: list[bytes] = []
         """Parts of an answer that is not streamed."""
         self._ended = False
+        self._is_left = False
+        """True if the client has left before the end."""
 
     def add_headers(self, headers: dict[str, str]) -> None:
         """Add headers to the answer, before it begins."""
-        own = {name.encode(): value.encode("latin-1", "replace") for name, value in headers.items()}
-        self._headers = [*((k, v) for k, v in self._headers if k not in own), *own.items()]
+        self.headers |= headers
 
     async def send(self, event: dict[str, Any]) -> None:
         """Process one ASGI event that vLLM's application sends."""
@@ -96,8 +97,14 @@ class Response:
             await self._body(self._errors.body(info), more=False)
         return outcome_of(info)
 
+    def left(self) -> None:
+        """Note that the client has left; after the end of the answer, this changes nothing."""
+        self._is_left = not self._ended
+
     def outcome(self) -> Outcome:
         """Outcome of the call after the end of the application."""
+        if self._is_left:
+            return Outcome.CANCELLED
         if self.call is not None and self.call.failure is not None:
             return outcome_of(self.call.failure)
         if self._status is None or not self._ended:
@@ -140,7 +147,7 @@ class Response:
         if length is not None:
             headers.append((b"content-length", str(length).encode()))
         self._status = start["status"]
-        await self._send({**start, "headers": [*headers, *self._headers]})
+        await self._send({**start, "headers": [*headers, *self._encoded()]})
 
     async def _begin(self, status: int, headers: dict[str, str]) -> None:
         self._status = status
@@ -150,9 +157,13 @@ class Response:
             {
                 "type": "http.response.start",
                 "status": status,
-                "headers": [*kind, *self._headers],
+                "headers": [*kind, *self._encoded()],
             }
         )
+
+    def _encoded(self) -> list[tuple[bytes, bytes]]:
+        pairs = self.headers.items()
+        return [(name.encode(), value.encode("latin-1", "replace")) for name, value in pairs]
 
     async def _body(self, data: bytes, *, more: bool) -> None:
         self._ended = not more

@@ -1,5 +1,7 @@
 """Routes of the HTTP interface."""
 
+from http import HTTPStatus
+
 import structlog
 from litestar import Litestar, Response, asgi, get, post
 from litestar.connection import Request
@@ -109,17 +111,20 @@ def _exchange(gateway: Gateway, endpoint: Endpoint, request: AnyRequest) -> ASGI
     return app
 
 
-def _on_error(_request: AnyRequest, error: Exception) -> Response[bytes]:
+def _on_error(request: AnyRequest, error: Exception) -> Response[bytes]:
     """
     Answer errors that occur before a request is processed: unknown path or model, wrong method,
     missing key.
     """
     info = error_info(error)
+    headers = error_headers(info)
     if info.code == INTERNAL_ERROR:
         log.error("request.broken", exc_info=error)
+    if info.status == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["allow"] = "POST" if request.url.path in TEXT_ENDPOINTS else "GET"
     return Response(
         error_body(info),
         status_code=info.status,
         media_type=JSON,
-        headers=error_headers(info),
+        headers=headers,
     )

@@ -17,7 +17,9 @@ from services.gateway.batches.publishing import BatchPorts
 from services.gateway.batches.runner import BatchRunner
 from services.gateway.body import BodyMemory
 from services.gateway.console.application import WithConsole
+from services.gateway.console.sessions import Sessions
 from services.gateway.console.watching import MeshWatch
+from services.gateway.edge.edge import Edge, with_cors
 from services.gateway.fallbacks import Fallbacks, forecasts_heard
 from services.gateway.files.application import FilesResource
 from services.gateway.files.retention import Retention
@@ -41,7 +43,6 @@ from services.gateway.webhooks.deliveries import PERIOD_S as WEBHOOKS_PERIOD_S
 from services.gateway.webhooks.deliveries import Deliveries
 from services.gateway.webhooks.sender import Sender
 from services.gateway.webhooks.settings import check_webhooks
-from services.gateway.workers import serve_workers
 from shared.broker.amqp.connection import broker_user
 from shared.broker.declaring import declare_topology
 from shared.broker.protocol import Broker
@@ -107,9 +108,6 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
     """
     settings = ports.settings
     check(settings)
-    if settings.workers > 1:
-        await serve_workers(ports, stop)
-        return
     registry = ModelRegistry.load(Path(settings.registry))
     tokenizers = await asyncio.to_thread(load_tokenizers, registry)
     async with (
@@ -235,26 +233,29 @@ async def _serve(ports: Ports[Settings], gateway: Gateway, broker: Broker, acces
     instances = Instances(registry=gateway.registry, clock=ports.clock)
     watching = MeshWatch(broker, ports.clock)
     opening = Opening(ports.health)
+    edge = Edge(opening, keep_alive_s=settings.stream_keep_alive_s)
+    application = with_cors(edge, settings.cors_origins)
     async with (
         followed(broker, instances),
         forecasts_heard(broker, gateway.fallbacks),
         limits_followed(broker, gateway.limits),
-        serve_http(opening, host=settings.host, port=settings.port, shared=settings.share_port),
+        serve_http(application, host=settings.host, port=settings.port),
         open_front(gateway, ports.health) as front,
         opened_responses(gateway, front.application) as responses,
     ):
-        application = _with_objects(gateway, front, responses)
+        inner = _with_objects(gateway, front, responses)
         if ports.tracer is not None:
-            application = Traced(application, ports.tracer)
+            inner = Traced(inner, ports.tracer)
         if settings.console:
-            application = WithConsole(
+            inner = WithConsole(
                 watch=watching,
                 broker=broker,
                 tenants=gateway.tenants,
+                sessions=Sessions(settings.console_token),
                 stop=stop,
-                front=application,
+                front=inner,
             )
-        opening.application = application
+        opening.application = inner
         watch = _registry_watch(gateway, front, instances)
         ports.health.details = lambda: {
             "models": instances.by_model(),
@@ -276,6 +277,7 @@ async def _serve(ports: Ports[Settings], gateway: Gateway, broker: Broker, acces
             group.create_task(_keep(gateway.store, settings, ports.clock, stop), name="keep-store")
             group.create_task(_run_batches(gateway, front), name="run-batches")
             await _until_drained(gateway, broker, ports.health)
+            await edge.stop()
 
 
 def _with_objects(gateway: Gateway, front: OpenFront, responses: Responses | None) -> Any:
@@ -371,7 +373,7 @@ async def _run_batches(gateway: Gateway, front: OpenFront) -> None:
 
 async def _until_drained(gateway: Gateway, broker: Broker, health: Health) -> None:
     async def check() -> None:
-        health.set("broker", None if broker.connected else "not connected to the broker")
+        health.set("broker", None if broker.connected else "the broker does not answer")
 
     await every(READINESS_PERIOD_S, check, stop=gateway.stop)
     health.set("drain", "shutting down")

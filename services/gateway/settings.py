@@ -30,13 +30,6 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=1, le=65535)] = 8000
     """HTTP port of the API, which also serves /health, /ready and /metrics."""
-    workers: Annotated[int, Meta(ge=1, le=64)] = 1
-    """
-    Number of processes that serve the port. Limits on requests and tenants apply to each of them.
-    With a `health_port`, worker N serves /metrics on `health_port` + 1 + N.
-    """
-    share_port: bool = False
-    """True: other gateways on this machine may listen on the same port."""
     front: Literal["auto", "light", "vllm"] = "auto"
     """
     Application that reads requests and writes answers: `vllm` is vLLM's own, with all of its
@@ -49,9 +42,11 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     authentication, and all requests belong to `default_tenant`.
     """
     console: bool = True
+    """True: /console shows the mesh to keys with the scope `operator`."""
+    console_token: Annotated[str, Meta(min_length=16)] | None = None
     """
-    True: /console shows the mesh to browsers on this machine, and to keys with the scope
-    `operator`.
+    Secret of the link `/console?token=…`, which opens the console without a key, once after each
+    start of the gateway. None: there is no link.
     """
     keys_file: str | None = None
     """
@@ -116,6 +111,15 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     request_timeout_s: PositiveS = 900.0
     """
     Time limit of an HTTP request; the header `X-Request-Timeout-Seconds` can shorten the limit.
+    """
+    stream_keep_alive_s: Annotated[float, Meta(ge=0)] = 10.0
+    """
+    Longest time without a byte of an event stream: after it, also before the first token, a comment
+    keeps proxies and clients from closing the connection. 0: no comments.
+    """
+    cors_origins: tuple[str, ...] = ()
+    """
+    Origins of web pages that may use the API, for example `https://chat.example.com`; `*`: all.
     """
     reply_silence_s: PositiveS = 10.0
     """

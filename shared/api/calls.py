@@ -4,6 +4,7 @@ Rules for calls, which are requests in the form of HTTP: an endpoint of vLLM's A
 Only an engine host makes prompts of a body; until then, the body's text determines sizes.
 """
 
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,13 +34,19 @@ OWN_FIELDS = (
 )
 """Fields of the mesh in bodies, which no application and no server reads."""
 REFUSED_FIELDS = (
-    *("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "session_id", "use_beam_search"),
+    *("kv_transfer_params", "ec_transfer_params", "use_beam_search"),
     *("data_parallel_rank", "routed_experts_prompt_start", "mm_payload", "return_mm_kwargs"),
     *("prompt_embeds", "mm_processor_kwargs", "media_io_kwargs"),
 )
 """Fields of vLLM's bodies that would control the engine, or that engines of the mesh lack."""
+IGNORED_FIELDS = ("session_id", "vllm_xargs")
+"""Fields that agents send by themselves to name a session; they change no answer."""
+_SESSION_ARGUMENTS = ("agentic_context",)
+"""Fields of `vllm_xargs` that are ignored; others would control the engine."""
 GRAMMAR_FIELDS = ("structured_outputs", "response_format", "tools", "text", "output_config")
 """Fields of which vLLM makes grammars."""
+MOST_PARTS = 4096
+"""Largest number of messages or prompts of a request, which are objects in each program."""
 MAX_GRAMMAR_BYTES = 128 << 10
 """Maximum size of each of these fields: making a grammar takes time where it is made."""
 
@@ -98,6 +105,7 @@ def call_fields(body: bytes) -> dict[str, Raw]:
             engine, is too large or has the wrong type.
     """
     try:
+        body = body.removeprefix(BOM_UTF8)
         body.decode()  # values stay as they are, so that decoding fields does not check their text
         fields = msgspec.json.decode(body, type=dict[str, Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -110,16 +118,49 @@ def call_fields(body: bytes) -> dict[str, Raw]:
             raise ContractError(
                 f"{name} is not supported", code="unsupported_parameter", param=name
             )
+    _check_xargs(fields.get("vllm_xargs", Raw(b"null")))
     grammar = bytes(fields.get("structured_outputs", b"null"))
     if not grammar.startswith((b"{", b"null")):
         # vLLM's application would fail with status 500.
         raise ContractError("structured_outputs must be an object", param="structured_outputs")
+    for name in ("messages", "prompt", "input"):
+        check_parts(name, fields.get(name, Raw(b"")))
     for name in GRAMMAR_FIELDS:
         if name in fields and len(bytes(fields[name])) > MAX_GRAMMAR_BYTES:
             raise ContractError(
                 f"{name} is too large: the limit is {MAX_GRAMMAR_BYTES} bytes", param=name
             )
     return fields
+
+
+def _check_xargs(value: Raw) -> None:
+    asked = msgspec.json.decode(value)
+    others = asked.keys() - set(_SESSION_ARGUMENTS) if isinstance(asked, dict) else {"vllm_xargs"}
+    if asked and others:
+        name = min(others)
+        param = name if name == "vllm_xargs" else f"vllm_xargs.{name}"
+        raise ContractError(
+            f"{param} is not supported", code="unsupported_parameter", param=param[:128]
+        )
+
+
+def check_parts(name: str, value: Raw) -> None:
+    """
+    Check the number of messages or prompts in the field *name*; token ids are no parts.
+
+    Raises:
+        ContractError: There are more than `MOST_PARTS`.
+    """
+    text = bytes(value)
+    if len(text) < 2 * MOST_PARTS or not text.lstrip().startswith(b"["):
+        return  # fewer, with their commas
+    parts = _parts.decode(text)
+    if len(parts) > MOST_PARTS and not bytes(parts[0]).lstrip(b"-").isdigit():
+        raise ContractError(
+            f"{name} has {len(parts)} parts; the limit is {MOST_PARTS}",
+            code="too_many_parts",
+            param=name,
+        )
 
 
 def call_body(fields: CallFields) -> CallBody:
@@ -145,7 +186,7 @@ def stream_options(fields: CallFields) -> Raw | UnsetType:
 
 def forwarded(fields: CallFields) -> Raw:
     """The body for vLLM's application: without the fields of the mesh, and not streamed."""
-    dropped = {"priority", *OWN_FIELDS}
+    dropped = {"priority", *OWN_FIELDS, *IGNORED_FIELDS}
     if bytes(fields.get("stream", b"")) == b"true":
         dropped |= {"stream", "stream_options"}
     kept = {name: value for name, value in fields.items() if name not in dropped}
@@ -168,6 +209,7 @@ class _Sized(msgspec.Struct, frozen=True):
 
 
 _body, _sized = msgspec.json.Decoder(CallBody), msgspec.json.Decoder(_Sized)
+_parts = msgspec.json.Decoder(list[Raw])
 """
 Made here, since threads decode: msgspec examines a type at its first use, and two threads that use
 a type for the first time at once crash the process.

@@ -1,5 +1,6 @@
 """Base of all messages, id types, and the codec."""
 
+from codecs import BOM_UTF8
 from typing import Any, Generic, NewType, TypeVar
 
 import msgspec
@@ -53,7 +54,7 @@ class Decoder(Generic[T]):
             ContractError: The body is not JSON or breaks the schema; the message names the field.
         """
         try:
-            return self._decoder.decode(body)  # type: ignore[no-any-return]
+            return self._decoder.decode(body.removeprefix(BOM_UTF8))  # type: ignore[no-any-return]
         except msgspec.ValidationError as error:
             raise ContractError(f"message breaks its schema: {error}") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from shared.api.calls import call_size
+from shared.api.calls import MOST_PARTS, call_size
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import InferenceRequest
 from shared.contracts.models import ModelEntry
@@ -55,6 +55,12 @@ def check_prompt(body: InferenceRequest) -> None:
     if body.messages == () or body.prompt in ("", ()):
         param = "messages" if body.prompt is None else "prompt"
         raise ContractError(f"{param} is empty", param=param)
+    if body.messages is not None and len(body.messages) > MOST_PARTS:
+        raise ContractError(
+            f"messages has {len(body.messages)} parts; the limit is {MOST_PARTS}",
+            code="too_many_parts",
+            param="messages",
+        )
 
 
 def effective_slo(body: InferenceRequest, *, now: float, limits: IngressLimits) -> Slo:

@@ -1,6 +1,7 @@
 """Model registry: maps wire names to models on disk."""
 
 import hashlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -273,7 +274,7 @@ def read_registry(path: Path) -> bytes:
         SettingsError: The file cannot be read.
     """
     try:
-        return path.read_bytes()
+        return path.read_bytes().removeprefix(BOM_UTF8)
     except OSError as error:
         raise SettingsError(f"cannot read the model registry {path}: {error}") from error
 

@@ -1,6 +1,7 @@
 """Conversion between text and tokens, with the same results as in the engine."""
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -85,18 +86,25 @@ class Tokenizer:
         """Exclusive upper bound of the tokenizer's token ids."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
-    def encode(self, prompt: Prompt) -> Tokens:
+    def encode(self, prompt: Prompt, *, most_tokens: int | None = None) -> Tokens:
         """
         Encode *prompt*: token ids are returned unchanged, and chat is rendered by the template
         first.
 
+        Args:
+            prompt: Text, a chat or token ids.
+            most_tokens: Length of the model's context; None: no limit. Text that cannot fit is not
+                encoded, since that takes seconds and gigabytes for some megabytes of text.
+
         Raises:
-            ContractError: An id is outside the vocabulary, or the model does not accept the chat.
+            ContractError: An id is outside the vocabulary, the text cannot fit, or the model does
+                not accept the chat.
         """
         if isinstance(prompt, str):
+            self._check_length(prompt, most_tokens, "prompt")
             return self._ids(prompt, add_special_tokens=True)
         if prompt and isinstance(prompt[0], ChatMessage):
-            return self._encode_chat(prompt)
+            return self._encode_chat(prompt, most_tokens)
         return self._checked(cast("Tokens", prompt))
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -114,12 +122,31 @@ class Tokenizer:
         decoder.push(prior)
         return decoder
 
-    def _encode_chat(self, messages: tuple[ChatMessage, ...]) -> Tokens:
+    @cached_property
+    def _longest_token(self) -> int:
+        """Number of characters of the longest token: a token stands for at most so many."""
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        return max(map(len, vocabulary), default=1)
+
+    def _check_length(self, text: str, most_tokens: int | None, param: str) -> None:
+        if most_tokens is None:
+            return
+        most = most_tokens * self._longest_token
+        if len(text) > most:
+            raise ContractError(
+                f"the text has {len(text)} characters: at most {most} fit into the model's "
+                f"{most_tokens} tokens",
+                code="context_length_exceeded",
+                param=param,
+            )
+
+    def _encode_chat(self, messages: tuple[ChatMessage, ...], most_tokens: int | None) -> Tokens:
         if self._template is None:
             raise ContractError(
                 "the model has no chat template: send a text prompt", param="messages"
             )
         text = self._template.render(messages)
+        self._check_length(text, most_tokens, "messages")
         return self._ids(text, add_special_tokens=False)
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> Tokens:

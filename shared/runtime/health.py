@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from shared.contracts.errors import SettingsError
+from shared.runtime.http.heads import BoundedHeads
 
 HEALTH, READY, METRICS = "/health", "/ready", "/metrics"
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -104,9 +105,7 @@ class QuietServer(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serve_http(
-    app: object, *, host: str, port: int, shared: bool = False
-) -> AsyncIterator[None]:
+async def serve_http(app: object, *, host: str, port: int) -> AsyncIterator[None]:
     """
     Context in which the ASGI *app* is served.
 
@@ -114,17 +113,16 @@ async def serve_http(
         app: ASGI application.
         host: Address of this machine.
         port: Port.
-        shared: True if other processes may listen on the same port; the kernel divides the
-            connections among them.
 
     Raises:
         SettingsError: The address is not available; the message contains the reason.
     """
-    sock = _listening(host, port, shared=shared)  # early connections wait instead of being refused
+    sock = _listening(host, port)  # early connections wait instead of being refused
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]  # any ASGI app
         host=host,
         port=port,
+        http=BoundedHeads,
         log_level="error",
         lifespan="off",
         access_log=False,
@@ -144,20 +142,20 @@ async def serve_http(
         sock.close()
 
 
-def check_port(host: str, port: int, *, shared: bool) -> None:
+def check_port(host: str, port: int) -> None:
     """
     Check that `serve_http` could listen.
 
     Raises:
         SettingsError: The address is not available; the message contains the reason.
     """
-    _listening(host, port, shared=shared).close()
+    _listening(host, port).close()
 
 
-def _listening(host: str, port: int, *, shared: bool) -> socket.socket:
+def _listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listening = socket.create_server((host, port), family=family, reuse_port=shared)
+        listening = socket.create_server((host, port), family=family)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise SettingsError(

@@ -6,6 +6,7 @@ fields that all services share are also read from `HEADWAY_<FIELD>`, and the set
 from `HEADWAY_STORE_<FIELD>`. No other code reads the environment.
 """
 
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -162,7 +163,7 @@ def _is_secret(key: str) -> bool:
 
 def _read_file(file: Path) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(file.read_bytes().removeprefix(BOM_UTF8), type=dict[str, Any])
     except OSError as error:
         raise SettingsError(f"cannot read settings file {file}: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

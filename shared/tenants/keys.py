@@ -4,6 +4,7 @@ import fcntl
 import os
 import secrets
 import stat
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -259,7 +260,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
         SettingsError: The file cannot be read, or is invalid.
     """
     try:
-        content = path.read_bytes()
+        content = path.read_bytes().removeprefix(BOM_UTF8)
     except OSError as error:
         raise SettingsError(f"cannot read {path}: {error}") from error
     return tuple(decode_keys(path, content).values())

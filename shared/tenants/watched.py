@@ -1,5 +1,6 @@
 """Content of operators whose last valid version is in effect while a process runs."""
 
+from codecs import BOM_UTF8
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -161,7 +162,7 @@ def read_file(path: Path) -> bytes:
         SettingsError: The file cannot be read.
     """
     try:
-        return path.read_bytes()
+        return path.read_bytes().removeprefix(BOM_UTF8)
     except OSError as error:
         raise SettingsError(f"cannot read {path}: {error}") from error
 

@@ -1,6 +1,7 @@
 """Lines of the input file of a batch: where they are, and what they ask."""
 
 from array import array
+from codecs import BOM_UTF8
 from collections.abc import Callable
 from enum import IntEnum
 from hashlib import blake2b
@@ -60,7 +61,7 @@ def parse_line(raw: bytes, *, endpoint: str, check: CheckBody) -> BatchLine:
         ContractError: The line is invalid; the message names the field.
     """
     try:
-        line = _line.decode(raw)
+        line = _line.decode(raw.removeprefix(BOM_UTF8))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ContractError(
             f"the line is not a JSON object: {error}", code="invalid_json"
@@ -84,7 +85,7 @@ def parse_line(raw: bytes, *, endpoint: str, check: CheckBody) -> BatchLine:
 def custom_id_of(raw: bytes) -> str | None:
     """The `custom_id` of a line that may be invalid; None if it has none."""
     try:
-        found = _named.decode(raw).custom_id
+        found = _named.decode(raw.removeprefix(BOM_UTF8)).custom_id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return found if isinstance(found, str) else None

@@ -1,47 +1,32 @@
 """Access to the console."""
 
-import ipaddress
 from collections.abc import Mapping
 
 from services.gateway.admission import authorization
+from services.gateway.console.sessions import Sessions
 from services.gateway.tenants import Caller, Tenants
 from shared.contracts.errors import ContractError
 from shared.contracts.tenants.keys import Scope
 
-_PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
-_LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
-
-def may_view(tenants: Tenants, headers: Mapping[str, str], peer: str | None) -> None:
+def may_view(
+    tenants: Tenants, sessions: Sessions, headers: Mapping[str, str], peer: str | None
+) -> None:
     """
-    Check that a request may read the state of the mesh.
-
-    A browser on the gateway's own machine needs no key. Requests that a proxy passes on come from
-    the same machine as well, so their headers decide; a page of another site cannot use the
-    browser, because it names another host.
+    Check that a request may read the state of the mesh: it has a key, or comes from a browser that
+    has opened the link. Its address and its host prove nothing, since a proxy passes them on.
 
     Args:
         tenants: Keys.
+        sessions: Browsers that have opened the link.
         headers: All headers, whose names are in lower case.
         peer: Address of the other end of the connection.
 
     Raises:
         ContractError: The request needs a key with the scope `operator`.
     """
-    if not is_local(headers, peer):
+    if not sessions.has(headers):
         caller_with(tenants, headers, peer, Scope.OPERATOR)
-
-
-def is_local(headers: Mapping[str, str], peer: str | None) -> bool:
-    """Return whether a browser on this machine sent a request."""
-    if peer is None or any(name in headers for name in _PROXY_HEADERS):
-        return False
-    host = headers.get("host", "")
-    name = host if host.endswith("]") else host.rpartition(":")[0] or host
-    try:
-        return name in _LOCAL_NAMES and ipaddress.ip_address(peer).is_loopback
-    except ValueError:
-        return False
 
 
 def caller_with(

@@ -21,6 +21,7 @@ from services.gateway.console.access import may_view
 from services.gateway.console.frames import FRAMES
 from services.gateway.console.letters import letter, letters
 from services.gateway.console.lives import late_requests, life
+from services.gateway.console.sessions import COOKIE, Sessions
 from services.gateway.console.watching import MeshWatch
 from services.gateway.errors import error_body, error_headers, error_info
 from services.gateway.tenants import Tenants
@@ -56,6 +57,7 @@ class WithConsole:
         watch: State of the mesh.
         broker: The broker, for dead letters.
         tenants: Keys.
+        sessions: Browsers that have opened the link.
         stop: Set when the gateway stops; streams end then.
         front: Application of everything else.
     """
@@ -66,17 +68,19 @@ class WithConsole:
         watch: MeshWatch,
         broker: Broker,
         tenants: Tenants,
+        sessions: Sessions,
         stop: asyncio.Event,
         front: Any,
     ) -> None:
         self._watch = watch
         self._broker = broker
         self._tenants = tenants
+        self._sessions = sessions
         self._stop = stop
         self._front = front
         self._own = Starlette(
             routes=[
-                Route(ROOT, _to_page),
+                Route(ROOT, self._to_page),
                 Route(f"{ROOT}/events", self._viewing(self._events)),
                 Route(f"{ROOT}/requests", self._viewing(self._late)),
                 Route(f"{ROOT}/requests/{{id:path}}", self._viewing(self._life)),
@@ -111,12 +115,20 @@ class WithConsole:
         """The handler of a route, after a check of the access."""
 
         async def checked(request: Request) -> Response:
-            may_view(self._tenants, request.headers, peer_of(request.scope))
+            may_view(self._tenants, self._sessions, request.headers, peer_of(request.scope))
             response = await handler(request)
             response.headers["cache-control"] = "no-store"
             return response
 
         return checked
+
+    async def _to_page(self, request: Request) -> Response:
+        """Lead to the page; a link with the token gives the browser its cookie."""
+        response = RedirectResponse(f"{ROOT}/")
+        if (token := request.query_params.get("token")) is not None:
+            session = self._sessions.open(token)
+            response.set_cookie(COOKIE, session, path=ROOT, httponly=True, samesite="lax")
+        return response
 
     async def _events(self, request: Request) -> Response:
         """Stream the frames of one view as server-sent events."""
@@ -161,16 +173,16 @@ class WithConsole:
         return _json(found)
 
 
-async def _to_page(_request: Request) -> Response:
-    return RedirectResponse(f"{ROOT}/")
-
-
 async def _on_error(_request: Request, error: Exception) -> Response:
     info = error_info(error)
     if not isinstance(error, (MeshError, HTTPException)):
         log.error("console.broken", exc_info=error)
+    allowed = dict(getattr(error, "headers", None) or {})
     return Response(
-        error_body(info), status_code=info.status, media_type=JSON, headers=error_headers(info)
+        error_body(info),
+        status_code=info.status,
+        media_type=JSON,
+        headers=error_headers(info) | allowed,
     )
 
 

@@ -7,7 +7,6 @@ from hashlib import sha256
 
 import msgspec
 
-from services.gateway.door import REFUSED_HEADERS
 from services.gateway.headers import HINTS, IDEMPOTENCY_KEY, parse_hints
 from services.gateway.responses.asked import AskedResponse, check_turns, parse_asked
 from services.gateway.responses.feed import Feed
@@ -29,8 +28,8 @@ REFUSAL_WAIT_S: Seconds = 0.5
 Longest time for which the creation of a background response waits whether its request is refused;
 a later refusal is a failure of the response.
 """
-KEPT_HEADERS = HINTS.union(REFUSED_HEADERS)
-"""Headers that the front gets; it refuses some of them."""
+KEPT_HEADERS = HINTS
+"""Headers that the front gets."""
 
 
 @dataclass(frozen=True, slots=True)

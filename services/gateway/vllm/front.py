@@ -224,10 +224,14 @@ async def _on_http_error(_request: Request, error: Exception) -> Response:
     """Answer a request with an unknown path or a wrong method."""
     status = HTTPStatus(getattr(error, "status_code", HTTPStatus.INTERNAL_SERVER_ERROR))
     code = status.phrase.lower().replace(" ", "_")
-    return _error(ErrorInfo(message=status.phrase, code=code, status=status))
+    allowed = getattr(error, "headers", None)
+    return _error(ErrorInfo(message=status.phrase, code=code, status=status), allowed)
 
 
-def _error(info: ErrorInfo) -> Response:
+def _error(info: ErrorInfo, headers: Mapping[str, str] | None = None) -> Response:
     return Response(
-        error_body(info), status_code=info.status, media_type=JSON, headers=error_headers(info)
+        error_body(info),
+        status_code=info.status,
+        media_type=JSON,
+        headers=error_headers(info) | dict(headers or {}),
     )

@@ -10,12 +10,12 @@ import socket
 from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Self
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import ThreadedResolver
+from yarl import URL
 
 from shared.contracts.base import Seconds, UnixTime
 from shared.contracts.errors import MeshError
@@ -182,7 +182,7 @@ class Sender:
 
     def _check_literal(self, url: str) -> None:
         """Check a URL with an address, which no resolver sees."""
-        host = urlsplit(url).hostname or ""
+        host = URL(url).host or ""  # as the client connects, which normalizes it
         try:
             ipaddress.ip_address(host.partition("%")[0])
         except ValueError:

@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Page
 
-from ops.browser import PROGRAM, Opened, opened
+from ops.browser import PROGRAM, Opened, console_cookies, opened
 from services.mesh.processes import ProcessMesh
 from shared.broker import topology
 from shared.broker.protocol import OutMessage
@@ -27,6 +27,7 @@ SLOS = (Slo(ttft_s=2.0, tbt_s=0.5), Slo(ttlt_s=60.0), Slo())
 IN_PROGRESS = 64
 """More than the instances hold, so that requests always wait in lanes and plans have groups."""
 SHOWN_MS = 20_000
+TOKEN = "token-of-this-test"
 VIEWS = {
     "Overview": "tbody tr",
     "Virtual queues": "canvas",
@@ -45,13 +46,24 @@ async def busy_mesh(
     program(PROGRAM, "chromium")
     with rabbit_servers(rabbit_targets()[0]).fresh_url() as url:
         engine = {"engine": {"simulated": {"max_running": 4}}}
-        spec = mesh_spec(url, tmp_path_factory.mktemp("mesh"), agent_settings=engine)
+        spec = mesh_spec(
+            url,
+            tmp_path_factory.mktemp("mesh"),
+            agent_settings=engine,
+            gateway={"console_token": TOKEN},
+        )
         async with ProcessMesh(spec) as mesh, producer_of(mesh) as producer:
             loads = [asyncio.create_task(_load(producer, n)) for n in range(IN_PROGRESS)]
             yield mesh
             for load in loads:
                 load.cancel()
             await asyncio.gather(*loads, return_exceptions=True)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cookies(busy_mesh: ProcessMesh) -> dict[str, str]:
+    """Cookies of a browser that has opened the console's link."""
+    return await console_cookies(busy_mesh.spec.gateway_url, TOKEN)
 
 
 async def _load(producer: Producer, number: int) -> None:
@@ -91,8 +103,10 @@ def assert_clean(shown: Opened, mesh: ProcessMesh) -> None:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-async def test_every_view_is_filled(busy_mesh: ProcessMesh, theme: str) -> None:
-    async with opened(url_of(busy_mesh), dark=theme == "dark") as shown:
+async def test_every_view_is_filled(
+    busy_mesh: ProcessMesh, cookies: dict[str, str], theme: str
+) -> None:
+    async with opened(url_of(busy_mesh), dark=theme == "dark", cookies=cookies) as shown:
         page = shown.page
         await page.locator("tbody tr").first.wait_for(timeout=SHOWN_MS)
         assert "interactive" in await page.locator("tbody").inner_text()
@@ -119,11 +133,13 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> Axe:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-async def test_every_view_is_accessible(busy_mesh: ProcessMesh, axe: Axe, theme: str) -> None:
+async def test_every_view_is_accessible(
+    busy_mesh: ProcessMesh, cookies: dict[str, str], axe: Axe, theme: str
+) -> None:
     """No rule that matters is violated, also while there is a dead letter, and in a life."""
     await dead_letter(busy_mesh, "m", "unknown_model")
     request_id = await ended_request(busy_mesh)
-    async with opened(url_of(busy_mesh), dark=theme == "dark") as shown:
+    async with opened(url_of(busy_mesh), dark=theme == "dark", cookies=cookies) as shown:
         page = shown.page
         for link, filled in VIEWS.items():
             await page.get_by_role("link", name=link).click()
@@ -137,9 +153,9 @@ async def test_every_view_is_accessible(busy_mesh: ProcessMesh, axe: Axe, theme:
 
 
 async def test_the_check_of_accessibility_finds_a_violation(
-    busy_mesh: ProcessMesh, axe: Axe
+    busy_mesh: ProcessMesh, cookies: dict[str, str], axe: Axe
 ) -> None:
-    async with opened(url_of(busy_mesh)) as shown:
+    async with opened(url_of(busy_mesh), cookies=cookies) as shown:
         page = shown.page
         await page.locator("tbody tr").first.wait_for(timeout=SHOWN_MS)
         await page.evaluate("document.body.append(document.createElement('button'))")
@@ -158,9 +174,11 @@ async def open_life(page: Page, request_id: str) -> None:
     await eventually(is_shown)
 
 
-async def test_names_of_tenants_and_errors_are_text(busy_mesh: ProcessMesh) -> None:
+async def test_names_of_tenants_and_errors_are_text(
+    busy_mesh: ProcessMesh, cookies: dict[str, str]
+) -> None:
     await dead_letter(busy_mesh, HOSTILE, HOSTILE)
-    async with opened(url_of(busy_mesh)) as shown:
+    async with opened(url_of(busy_mesh), cookies=cookies) as shown:
         page = shown.page
         await page.get_by_text(HOSTILE).first.wait_for(timeout=SHOWN_MS)
         await page.get_by_role("link", name="Dead letters").click()
@@ -171,8 +189,8 @@ async def test_names_of_tenants_and_errors_are_text(busy_mesh: ProcessMesh) -> N
         assert_clean(shown, busy_mesh)
 
 
-async def test_a_filter_selects_groups(busy_mesh: ProcessMesh) -> None:
-    async with opened(url_of(busy_mesh, "queues")) as shown:
+async def test_a_filter_selects_groups(busy_mesh: ProcessMesh, cookies: dict[str, str]) -> None:
+    async with opened(url_of(busy_mesh, "queues"), cookies=cookies) as shown:
         page = shown.page
         rows = page.locator("tbody tr")
         group = await rows.locator("td").first.inner_text(timeout=SHOWN_MS)
@@ -187,8 +205,10 @@ async def test_a_filter_selects_groups(busy_mesh: ProcessMesh) -> None:
         assert_clean(shown, busy_mesh)
 
 
-async def test_the_page_follows_a_gateway_that_is_started_again(busy_mesh: ProcessMesh) -> None:
-    async with opened(url_of(busy_mesh, "instances")) as shown:
+async def test_the_page_follows_a_gateway_that_is_started_again(
+    busy_mesh: ProcessMesh, cookies: dict[str, str]
+) -> None:
+    async with opened(url_of(busy_mesh, "instances"), cookies=cookies) as shown:
         page = shown.page
         await page.locator("tbody tr").first.wait_for(timeout=SHOWN_MS)
         await busy_mesh.kill("gateway")

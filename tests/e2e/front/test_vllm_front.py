@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from services.gateway.batches.openapi import batch_paths
-from services.gateway.door import REFUSED_HEADERS, ROUTES
+from services.gateway.door import ROUTES
 from services.gateway.files.openapi import file_paths
 from services.gateway.requests.openapi import request_paths
 from services.gateway.responses.openapi import response_paths
@@ -23,6 +23,7 @@ from services.mesh.processes import ProcessMesh
 from shared.api.calls import MAX_GRAMMAR_BYTES, REFUSED_FIELDS
 from shared.models.tiny import TINY_MODELS, TINY_POOLING_MODELS, make_tiny_models
 from tests.brokers import RabbitServer, eventually, rabbit_targets
+from tests.clients.coding_agents import CODING_AGENTS, SESSION_FIELDS
 from tests.e2e.meshes import LLAMA, QWEN, ends_of, mesh_spec, num_stopped
 from tests.stores import migrated_settings
 
@@ -256,14 +257,30 @@ async def test_large_grammars_are_refused(http: httpx.AsyncClient):
     assert str(MAX_GRAMMAR_BYTES) in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("name", REFUSED_HEADERS)
-async def test_vllms_headers_that_control_the_engine_are_refused(
-    http: httpx.AsyncClient, name: str
-):
-    body = {"model": LLAMA, "prompt": "x"}
-    answer = await http.post("/v1/completions", json=body, headers={name: "1"})
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 4},
+    "/v1/completions": {"prompt": "x", "max_tokens": 4},
+    "/v1/responses": {"input": "x", "max_output_tokens": 4},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 4},
+}
 
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+
+@pytest.mark.parametrize("agent", CODING_AGENTS)
+async def test_headers_and_fields_of_coding_agents_change_nothing(
+    http: httpx.AsyncClient, agent: str
+):
+    for path, body in BODIES.items():
+        asked = {"model": LLAMA, **body}
+        for fields in ({}, SESSION_FIELDS):
+            answer = await http.post(path, json=asked | fields, headers=CODING_AGENTS[agent])
+            assert answer.status_code == 200, (path, answer.text)
+
+
+async def test_other_arguments_of_the_engine_are_refused(http: httpx.AsyncClient):
+    asked = {"model": LLAMA, "prompt": "x", "vllm_xargs": {"agentic_context": "a", "top": 1}}
+    answer = await http.post("/v1/completions", json=asked)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "vllm_xargs.top"
 
 
 async def test_timeout_header_ends_the_request_and_its_run(

@@ -168,3 +168,22 @@ def test_a_broken_tokenizer_is_a_settings_error(tmp_path: Path) -> None:
 
     with pytest.raises(SettingsError, match="cannot read the tokenizer"):
         Tokenizer.load(tmp_path)
+
+
+def test_text_that_cannot_fit_is_refused_before_it_is_encoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Tokenizer, "_ids", lambda *_, **__: pytest.fail("it was encoded"))
+    with pytest.raises(ContractError, match="1950000 characters: at most") as refused:
+        BYTE_LEVEL.encode("a" * 1_950_000, most_tokens=4096)
+
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "prompt")
+
+
+@given(st.text(max_size=400), st.integers(1, 60))
+def test_text_that_fits_is_never_refused_for_its_length(text: str, most_tokens: int) -> None:
+    ids = BYTE_LEVEL.encode(text)
+    try:
+        assert BYTE_LEVEL.encode(text, most_tokens=most_tokens) == ids
+    except ContractError:
+        assert len(ids) > most_tokens

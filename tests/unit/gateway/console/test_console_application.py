@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from services.gateway.console.application import STATIC, WithConsole
 from services.gateway.console.frames import FRAMES
+from services.gateway.console.sessions import COOKIE, Sessions
 from services.gateway.console.watching import MeshWatch
 from services.gateway.tenants import Tenants
 from shared.broker import topology
@@ -28,6 +29,7 @@ from tests.deliveries import UnreliableBroker
 from tests.unit.gateway.rig import tenants_of
 
 decode_question: Decoder[StoriesRequested] = Decoder(StoriesRequested)
+TOKEN = "token-of-this-test"
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
@@ -54,15 +56,28 @@ class Rig:
     def __init__(self, watch: MeshWatch, broker: UnreliableBroker, tenants: Tenants) -> None:
         self.watch = watch
         self.stop = asyncio.Event()
+        sessions = Sessions(TOKEN)
+        self.session = sessions.open(TOKEN)
         self.application = WithConsole(
-            watch=watch, broker=broker, tenants=tenants, stop=self.stop, front=front
+            watch=watch,
+            broker=broker,
+            tenants=tenants,
+            sessions=sessions,
+            stop=self.stop,
+            front=front,
         )
 
-    def client(self, *, peer: str = "127.0.0.1", key: str | None = None) -> httpx.AsyncClient:
+    def client(
+        self, *, peer: str = "127.0.0.1", key: str | None = None, opened: bool = True
+    ) -> httpx.AsyncClient:
+        """A client that has opened the link or not, and may have a key."""
         transport = httpx.ASGITransport(app=self.application, client=(peer, 1))
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         return httpx.AsyncClient(
-            transport=transport, base_url="http://localhost:8000", headers=headers
+            transport=transport,
+            base_url="http://localhost:8000",
+            headers=headers,
+            cookies={COOKIE: self.session} if opened else {},
         )
 
 
@@ -129,8 +144,9 @@ async def test_an_unknown_view_is_refused(rig: Rig):
     assert response.json()["error"]["param"] == "view"
 
 
-async def test_other_machines_need_a_key_with_the_scope(rig: Rig):
-    async with rig.client(peer="10.0.0.7") as client:
+@pytest.mark.parametrize("peer", ["127.0.0.1", "10.0.0.7"])
+async def test_browsers_without_the_link_need_a_key_with_the_scope(rig: Rig, peer: str):
+    async with rig.client(peer=peer, opened=False) as client:
         for path in ("/console/events", "/console/dead-letters", "/console/dead-letters/x"):
             assert (await client.get(path)).status_code == 403
 
@@ -229,3 +245,43 @@ async def test_reading_a_prompt_is_logged(
     read = [each for each in logs if each["event"] == "console.prompt_read"]
     assert [each["dead_letter"] for each in read] == ["r1", "r2"]
     assert all(each["tenant"] == "ops" and each["key"] for each in read)
+
+
+async def test_the_link_leads_to_the_page_with_a_cookie_once(
+    watch: MeshWatch, broker: UnreliableBroker
+):
+    application = WithConsole(
+        watch=watch,
+        broker=broker,
+        tenants=tenants_of(),
+        sessions=Sessions(TOKEN),
+        stop=asyncio.Event(),
+        front=front,
+    )
+    transport = httpx.ASGITransport(app=application)
+    async with httpx.AsyncClient(transport=transport, base_url="http://mesh:8000") as client:
+        assert (await client.get("/console/dead-letters")).status_code == 403
+        first = await client.get("/console", params={"token": TOKEN})
+        assert (first.status_code, first.headers["location"]) == (307, "/console/")
+        assert "httponly" in first.headers["set-cookie"].lower()
+        assert (await client.get("/console/dead-letters")).status_code == 200
+        again = await client.get("/console", params={"token": TOKEN})
+    assert again.status_code == 403
+    assert again.json()["error"]["code"] == "link_not_valid"
+
+
+@pytest.mark.parametrize("path", ["/console/nope", "/console/static/x", "/console/events/x"])
+async def test_an_unknown_path_is_404(rig: Rig, path: str):
+    async with rig.client() as client:
+        with capture_logs() as logs:
+            response = await client.get(path)
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "not_found"
+    assert not logs
+
+
+async def test_a_wrong_method_is_405(rig: Rig):
+    async with rig.client() as client:
+        response = await client.post("/console/events")
+    assert response.status_code == 405
+    assert response.headers["allow"]

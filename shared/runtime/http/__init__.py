@@ -1,0 +1,1 @@
+"""Parts of HTTP servers of all services."""

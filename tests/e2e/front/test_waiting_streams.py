@@ -1,0 +1,130 @@
+"""Streams that wait longer than a proxy allows, with stock clients behind nginx."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+import pytest_asyncio
+
+from services.mesh.processes import ProcessMesh
+from shared.models.tiny import make_tiny_models
+from tests.brokers import RabbitServer, rabbit_targets
+from tests.e2e.front.nginx import nginx
+from tests.e2e.meshes import LLAMA, mesh_spec
+
+pytestmark = [
+    pytest.mark.rabbitmq,
+    pytest.mark.vllm,
+    pytest.mark.asyncio(loop_scope="module"),
+]
+READ_TIMEOUT_S, KEEP_ALIVE_S, HELD_S = 3, 1.0, 8.0
+PROMPT = "Say something about queues."
+MESSAGES: list[Any] = [{"role": "user", "content": PROMPT}]
+SIZE = 24
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def front(
+    rabbit_servers: Callable[[str], RabbitServer], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[ProcessMesh]:
+    """A mesh with simulated engines and the front `vllm`."""
+    directory = tmp_path_factory.mktemp("mesh")
+    gateway = {"front": "vllm", "stream_keep_alive_s": KEEP_ALIVE_S}
+    with rabbit_servers(rabbit_targets()[0]).fresh_url() as url:
+        registry = make_tiny_models(directory / "models", weights=False)
+        spec = mesh_spec(url, directory, registry=registry, gateway=gateway)
+        async with ProcessMesh(spec) as running:
+            yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def proxy(front: ProcessMesh, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    """URL of the proxy."""
+    directory = tmp_path_factory.mktemp("nginx")
+    async with nginx(front.spec.gateway_url, directory, read_timeout_s=READ_TIMEOUT_S) as url:
+        yield url
+
+
+def openai_of(url: str) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+async def chat(url: str, fields: dict[str, Any]) -> str:
+    async with openai_of(url) as client:
+        stream = await client.chat.completions.create(
+            model=LLAMA, messages=MESSAGES, max_tokens=SIZE, temperature=0, stream=True,
+            extra_body=fields,
+        )  # fmt: skip
+        return "".join([part.choices[0].delta.content or "" async for part in stream])
+
+
+async def completions(url: str, fields: dict[str, Any]) -> str:
+    async with openai_of(url) as client:
+        stream = await client.completions.create(
+            model=LLAMA, prompt=PROMPT, max_tokens=SIZE, temperature=0, stream=True,
+            extra_body=fields,
+        )  # fmt: skip
+        return "".join([part.choices[0].text async for part in stream])
+
+
+async def responses(url: str, fields: dict[str, Any]) -> str:
+    async with openai_of(url) as client:
+        stream = await client.responses.create(
+            model=LLAMA, input=PROMPT, max_output_tokens=SIZE, temperature=0, stream=True,
+            extra_body=fields,
+        )  # fmt: skip
+        return "".join(
+            [event.delta async for event in stream if event.type == "response.output_text.delta"]
+        )
+
+
+async def messages(url: str, fields: dict[str, Any]) -> str:
+    async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
+        stream = await client.messages.create(
+            model=LLAMA, messages=MESSAGES, max_tokens=SIZE, stream=True,
+            extra_body=fields | {"temperature": 0},
+        )  # fmt: skip
+        return "".join(
+            [
+                event.delta.text
+                async for event in stream
+                if event.type == "content_block_delta" and event.delta.type == "text_delta"
+            ]
+        )
+
+
+CLIENTS: dict[str, Callable[[str, dict[str, Any]], Awaitable[str]]] = {
+    "chat": chat,
+    "completions": completions,
+    "responses": responses,
+    "messages": messages,
+}
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+async def test_a_held_stream_passes_a_proxy_that_closes_silent_connections(
+    front: ProcessMesh, proxy: str, name: str
+):
+    client = CLIENTS[name]
+    undisturbed = await client(front.spec.gateway_url, {})
+    held = {"not_before": time.time() + HELD_S}
+    answers = await asyncio.gather(*(client(proxy, held) for _ in range(5)))
+    assert answers == [undisturbed] * 5
+    assert undisturbed
+
+
+async def test_a_request_that_ends_while_it_waits_is_an_error_of_the_client(proxy: str):
+    # It is held until after its end, which is refused at once; this one ends in its queue.
+    ends = {"not_before": time.time() + HELD_S, "ttl_s": 0.001}
+    with pytest.raises(openai.APIError, match=r"end|expire"):
+        await chat(proxy, ends)
+
+
+async def test_a_refusal_before_the_first_interval_keeps_its_status(proxy: str):
+    with pytest.raises(openai.APIStatusError) as refused:
+        await chat(proxy, {"expires_at": 1.0})
+    assert refused.value.status_code == 504
