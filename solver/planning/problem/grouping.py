@@ -18,6 +18,8 @@ ACTIVATIONS = 4.0
 Most work of a group, as a multiple of the time to activate its model: a burst of one model must
 consist of several groups, if it is worth an activation on another instance.
 """
+ENOUGH_GROUPS = 32
+"""Number of groups of a lane from which its work can be divided without smaller groups."""
 
 
 class Spread(NamedTuple):
@@ -98,12 +100,13 @@ def group_size(
     Differs: serving a group may take at most `TIME_LEFT_SHARE` of the time left to its deadline.
     Otherwise a group of hundreds of requests would take longer than a chat may wait, and would
     occupy one instance while other instances are idle. For the same reason, it may take at most
-    `ACTIVATIONS`, but a batch is not divided. Sizes are powers of two, so that small changes of the
-    average batch do not change groups.
+    `ACTIVATIONS`, but a batch is not divided, and neither is a lane that has `ENOUGH_GROUPS`.
+    Sizes are powers of two, so that small changes of the average batch do not change groups.
     """
     most = max(1.0, batch_multiple * average_batch)
     requests_per_s = token_rate_per_s / max(1.0, lane.prompt_tokens.mean + lane.output_tokens.mean)
-    most = min(most, max(average_batch, ACTIVATIONS * activate_s * requests_per_s))
+    least = max(average_batch, lane.waiting / ENOUGH_GROUPS)
+    most = min(most, max(least, ACTIVATIONS * activate_s * requests_per_s))
     if math.isfinite(lane.time_left_s):
         most = min(most, TIME_LEFT_SHARE * lane.time_left_s * requests_per_s)
     return 1 << max(0, math.floor(math.log2(max(1.0, most))))

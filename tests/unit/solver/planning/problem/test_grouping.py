@@ -59,6 +59,11 @@ class TestSizes:
         )
         assert found == size
 
+    def test_a_lane_with_many_groups_is_not_divided_further(self):
+        many = lane(100_000, time_left_s=math.inf)
+
+        assert group_size(many, average_batch=32, token_rate_per_s=250, activate_s=0.1) == 128
+
     def test_a_group_holds_at_least_one_request(self):
         slow = lane(1, interactive=True, time_left_s=0.01)
 
