@@ -36,6 +36,9 @@ from solver.planning.problem.snapshot import ClusterSnapshot, InstanceView, Serv
 from solver.planning.reserved_capacity import LaneArrivals, with_reserved_capacity
 from solver.prediction.calibration.lane_waits import LaneCount
 
+DIVIDED_LANES = 64
+"""Most lanes whose work is divided into small groups; many lanes are divided among instances."""
+
 
 def cluster_snapshot(
     state: LeaderState, *, layout: LaneLayout, settings: LeaderSettings, now: UnixTime
@@ -51,7 +54,14 @@ def cluster_snapshot(
     groups = tuple(
         group
         for lane in lanes
-        for group in _groups(lane, able.get(lane.key.model, []), rates, settings, now)
+        for group in _groups(
+            lane,
+            able.get(lane.key.model, []),
+            rates,
+            settings,
+            now,
+            divides=len(lanes) <= DIVIDED_LANES,
+        )
     )
     snapshot = ClusterSnapshot(
         now=now,
@@ -220,8 +230,10 @@ def _groups(
     rates: Rates,
     settings: LeaderSettings,
     now: UnixTime,
+    *,
+    divides: bool,
 ) -> list[RequestGroup]:
-    """Request groups of a lane, which the *able* instances may serve."""
+    """Request groups of a lane, which the *able* instances may serve, and maybe share."""
     tokens = max(1.0, lane.prompt_tokens.mean + lane.output_tokens.mean)
     size = group_size(
         lane,
@@ -230,7 +242,7 @@ def _groups(
             (rates[device_of(status), lane.key.model].token_rate_per_s for status in able),
             default=PRIOR_RATE_PER_S,
         ),
-        activate_s=_activate_s(lane.key.model, able),
+        activate_s=_activate_s(lane.key.model, able) if divides else math.inf,
         batch_multiple=settings.group_batch_multiple,
     )
     return groups_of(lane, size=size, now=now)
