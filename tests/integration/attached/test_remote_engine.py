@@ -328,7 +328,7 @@ async def test_snapshot_has_the_servers_figures_and_a_queue_there_limits_us() ->
         busy = engine.snapshot()
         server.resume()
 
-    assert (calm.max_running, calm.kv_capacity_tokens, calm.kv_utilization) == (64, 1024, 0.25)
+    assert (calm.max_running, calm.kv_capacity_tokens, calm.kv_utilization) == (4, 1024, 0.25)
     assert (busy.running, busy.waiting) == (2, 4)
 
 
