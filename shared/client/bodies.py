@@ -1,5 +1,6 @@
 """Bodies of requests, made of the fields that a program gives."""
 
+import math
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -35,6 +36,7 @@ def body_of(fields: Mapping[str, Any]) -> InferenceRequest | CallRequest:
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise ContractError(f"a request has no field {name!r}{hint}", param=name)
     try:
+        _refuse_not_finite(fields)
         encoded = msgspec.json.encode(fields)
         msgspec.json.decode(encoded, type=RequestedTargets)
         body = msgspec.json.decode(encoded, type=body_type)
@@ -43,6 +45,25 @@ def body_of(fields: Mapping[str, Any]) -> InferenceRequest | CallRequest:
     if isinstance(body, InferenceRequest) and body.prompt is None and body.messages is None:
         raise ContractError("a request needs a prompt or messages", param="prompt")
     return body
+
+
+def _refuse_not_finite(value: Any, path: str = "") -> None:
+    """
+    Refuse numbers that JSON lacks: they would be sent as null, as if the field were missing.
+
+    Raises:
+        ContractError: There is one; `param` is its path.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ContractError(f"{path} is {value}; it must be a finite number", param=path)
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.structs.asdict(value)
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            _refuse_not_finite(part, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, list | tuple) and not (value and isinstance(value[0], int)):
+        for number, part in enumerate(value):
+            _refuse_not_finite(part, f"{path}[{number}]")
 
 
 def reply_mode(body: InferenceRequest | CallRequest) -> ReplyMode:

@@ -74,7 +74,7 @@ def num_reserved(instance: InstanceState, now: UnixTime) -> int:
     arrivals does; the servers of a model share the variation.
     """
     mean = instance.urgent.mean_running(now, instance.room.num_interactive)
-    if mean < _LEAST_URGENT:
+    if mean < _LEAST_URGENT or math.isinf(instance.urgent.target_s(now)):
         return 0
     return min(instance.engine.max_running - 1, math.ceil(_RESERVED * math.sqrt(mean)))
 

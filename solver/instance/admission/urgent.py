@@ -9,8 +9,12 @@ DEFAULT_TARGET_S: Seconds = 1.0
 """Assumed target for first tokens where none was seen."""
 _MEMORY_S: Seconds = 30.0
 """Time in which the mean number of urgent runs follows a change by two thirds."""
-_FORGET_S: Seconds = 120.0
-"""Time without an urgent request after which none is expected."""
+_GAPS, _FORGET_S = 10.0, (5.0, 120.0)
+"""
+Time without an urgent request after which none is expected: a multiple of the mean time between two
+that begin here, within bounds. Ten times the mean pass once in 20,000 times between independent
+arrivals.
+"""
 _SHARE = 0.1
 """Weight of the last request in the means of targets and stays."""
 
@@ -27,6 +31,9 @@ class Urgent:
     """Time at which the server last had all the prefill that it may have at once."""
     _target_s: Seconds = math.inf
     _seen_at: UnixTime = -math.inf
+    _begun_at: UnixTime = -math.inf
+    _gap_s: Seconds = _FORGET_S[1] / _GAPS
+    """Mean time between the begins of two urgent requests; long until some have begun."""
     _mean: float = 0.0
     _mean_at: UnixTime = -math.inf
 
@@ -37,7 +44,10 @@ class Urgent:
             self.pace_s = known + _SHARE * (pace_s - known)
         known = self._target_s if math.isfinite(self._target_s) else target_s
         self._target_s = known + _SHARE * (target_s - known)
-        self._seen_at = now
+        gap_s = now - self._begun_at
+        if 0.0 < gap_s < math.inf:
+            self._gap_s += _SHARE * (gap_s - self._gap_s)
+        self._seen_at = self._begun_at = now
 
     def noticed(self, target_s: Seconds, now: UnixTime) -> None:
         """
@@ -54,7 +64,9 @@ class Urgent:
 
     def target_s(self, now: UnixTime) -> Seconds:
         """Mean target for first tokens; infinite if no such request has come for a while."""
-        return self._target_s if now - self._seen_at < _FORGET_S else math.inf
+        least_s, most_s = _FORGET_S
+        forgets_s = min(most_s, max(least_s, _GAPS * self._gap_s))
+        return self._target_s if now - self._seen_at < forgets_s else math.inf
 
     def mean_running(self, now: UnixTime, num_running: int) -> float:
         """

@@ -1,6 +1,7 @@
 """Fields that a program gives to the client become the body of a request, or a readable error."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -77,3 +78,24 @@ def test_answers_are_streamed_by_default_and_calls_on_request(
 def test_the_body_of_a_call_is_an_object():
     with pytest.raises(ContractError, match="invalid body"):
         reply_mode(body_of({"endpoint": "/v1/completions", "body": []}))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (lambda value: {"prompt": "a", "ttl_s": value}, "ttl_s"),
+        (lambda value: {"prompt": "a", "temperature": value}, "temperature"),
+        (lambda value: {"prompt": "a", "slo": {"ttft_s": value}}, "slo.ttft_s"),
+        (
+            lambda value: {"endpoint": "/v1/completions", "body": {"logit_bias": [{"a": value}]}},
+            "body.logit_bias[0].a",
+        ),
+    ],
+)
+def test_numbers_that_are_not_finite_are_refused(
+    fields: Callable[[float], dict[str, Any]], param: str, value: float
+):
+    with pytest.raises(ContractError, match="must be a finite number") as refused:
+        body_of({"model": "m", **fields(value)})
+    assert refused.value.param == param

@@ -331,3 +331,24 @@ def test_best_effort_begins_at_a_server_that_always_has_urgent_work_once_it_is_o
     driver.wait(11.0)
     driver.plan(segment(free.lane))
     assert driver.running == {"chat", "free"}
+
+
+def test_all_slots_serve_work_that_can_wait_once_urgent_traffic_has_ended():
+    """Ten times the usual pause between urgent requests has passed."""
+    driver = server(engine={"max_running": 4})
+    for number in range(60):
+        driver.put(a_request(f"r{number}", slo=URGENT, arrived_at=driver.now))
+        driver.generate(f"r{number}", 5)
+        driver.end(f"r{number}")
+        driver.wait(0.2)
+    for number in range(6):
+        driver.put(a_request(f"batch{number}", slo=Slo(ttlt_s=600.0)))
+    driver.look()
+    assert len(driver.running) < 4
+
+    driver.wait(6.0)
+    driver.look()
+    for name in tuple(driver.running):
+        driver.generate(name, 5)
+    driver.look()
+    assert len(driver.running) == 4
