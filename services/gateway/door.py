@@ -16,6 +16,7 @@ from services.gateway.body import Forwarded
 from services.gateway.call import Call, current
 from services.gateway.claims import claim_of
 from services.gateway.edge.announced import announce_stream
+from services.gateway.edge.forms import form_of
 from services.gateway.errors import error_info
 from services.gateway.headers import MESH_REQUEST_ID, REQUEST_ID, Hints, headers_in
 from services.gateway.outcomes import Outcome, outcome_of
@@ -23,7 +24,7 @@ from services.gateway.pass_through import PassThrough
 from services.gateway.render_slots import RenderSlots
 from services.gateway.requests.deferred import Deferred
 from services.gateway.requests.ids import call_id_of
-from services.gateway.response import ANTHROPIC, OPENAI, Response
+from services.gateway.response import Response
 from services.gateway.slo import requested_slo
 from services.gateway.state import Gateway
 from shared.api.calls import (
@@ -96,8 +97,7 @@ class Door:
         """Answer one POST request to a route in `ROUTES`."""
         headers = headers_in(scope)
         call_id = f"req-{uuid4().hex}"
-        errors = ANTHROPIC if scope["path"].startswith("/v1/messages") else OPENAI
-        response = Response(send, call_id, headers.get(REQUEST_ID), errors)
+        response = Response(send, call_id, headers.get(REQUEST_ID), form_of(scope["path"]))
         logged = log.bind(request_id=call_id, endpoint=ROUTES[scope["path"]])
         outcome = Outcome.CANCELLED
         try:

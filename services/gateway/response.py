@@ -1,38 +1,21 @@
 """The HTTP response of vLLM's application, with the mesh's headers, results and errors."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from services.gateway.call import Call
 from services.gateway.channel import ERROR_STATUSES
-from services.gateway.errors import anthropic_error_body, error_body, error_headers
+from services.gateway.edge.forms import ApiForm
+from services.gateway.errors import error_headers
 from services.gateway.headers import id_headers
 from services.gateway.outcomes import Outcome, outcome_of
-from services.gateway.replies import sse, sse_error, with_headway
+from services.gateway.replies import with_headway
 from shared.contracts.requests import ErrorInfo
 
 EVENT_STREAM = b"text/event-stream"
 JSON = b"application/json"
 _LAST = (b'"finish_reason":"', b'"stop_reason":"', b'"status":"completed"')
 """Parts of the event that ends the text of an answer, by API."""
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorFormat:
-    """Form of errors in one API."""
-
-    body: Callable[[ErrorInfo], bytes]
-    """Body of a response with an error."""
-    event: Callable[[ErrorInfo], bytes]
-    """Event that ends a stream with an error."""
-
-
-OPENAI = ErrorFormat(error_body, sse_error)
-ANTHROPIC = ErrorFormat(
-    anthropic_error_body, lambda info: b"event: error\n" + sse(anthropic_error_body(info))
-)
 
 
 class Response:
@@ -47,13 +30,13 @@ class Response:
         send: The `send` of ASGI.
         call_id: Id of the call, sent as a header.
         client_id: Id that the client sent, which is returned.
-        errors: Format of errors in the route's API.
+        form: Form of errors in the route's API.
     """
 
-    def __init__(self, send: Any, call_id: str, client_id: str | None, errors: ErrorFormat) -> None:
+    def __init__(self, send: Any, call_id: str, client_id: str | None, form: ApiForm) -> None:
         self.call: Call | None = None
         self._send = send
-        self._errors = errors
+        self._form = form
         self.headers = id_headers(call_id, client_id)
         """Headers that every answer has."""
         self._start: dict[str, Any] | None = None
@@ -90,11 +73,11 @@ class Response:
     async def fail(self, info: ErrorInfo) -> Outcome:
         """End the response with an error, which is an event if the status line has been sent."""
         if not self._ended and self._status is not None:
-            await self._body(self._errors.event(info) if self._stream else b"", more=False)
+            await self._body(self._form.event(info) if self._stream else b"", more=False)
         elif not self._ended:
             status = info.status if info.status in ERROR_STATUSES else 500
             await self._begin(status, error_headers(info))
-            await self._body(self._errors.body(info), more=False)
+            await self._body(self._form.error_body(info), more=False)
         return outcome_of(info)
 
     def left(self) -> None:

@@ -46,7 +46,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     console_token: Annotated[str, Meta(min_length=16)] | None = None
     """
     Secret of the link `/console?token=…`, which opens the console without a key, once after each
-    start of the gateway. None: there is no link.
+    start of the gateway. Without a token, only keys open the console.
     """
     keys_file: str | None = None
     """

@@ -76,7 +76,7 @@ class EmbeddedMesh(Mesh):
 
     def ended(self) -> list[Ended]:
         return [
-            Ended(name, _code_of(task), f": {_error_of(task)}")
+            Ended(name, _code_of(task), f": {_error_of(task)!r}")
             for name, task in self._tasks.items()
             if task.done()
         ]
@@ -112,10 +112,8 @@ class EmbeddedMesh(Mesh):
         return open_broker("memory://", client_name=client_name, hub=self.hub)
 
 
-def _error_of(task: asyncio.Task[None]) -> BaseException | str:
-    if task.cancelled():
-        return "cancelled"
-    return task.exception() or "no error"
+def _error_of(task: asyncio.Task[None]) -> BaseException | None:
+    return asyncio.CancelledError() if task.cancelled() else task.exception()
 
 
 def _code_of(task: asyncio.Task[None]) -> int | None:

@@ -13,6 +13,8 @@ from shared.broker.protocol import Broker
 from shared.contracts.errors import MeshError
 
 READY_TIMEOUT_S = 240.0
+AGENT = "agent-"
+"""First part of the names of agents' processes; the id of the instance follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,4 +123,4 @@ def stop_signals() -> list[signal.Signals]:
 
 def is_agent(name: str) -> bool:
     """True if *name* is the name of an agent's process in a spec."""
-    return name.startswith("agent-")
+    return name.startswith(AGENT)

@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.mesh.mesh import Ended, Mesh, is_agent
+from services.mesh.mesh import AGENT, Ended, Mesh, is_agent
 from shared.broker import topology
 from shared.broker.listening import listening
 from shared.contracts.base import Decoder, Seconds
@@ -120,9 +120,10 @@ class Supervisor:
             self._say(f"{ended.name} {restart.cause}; started again")
 
     def _on_status(self, status: InstanceStatus) -> None:
-        name = _process_of(status.instance_id, self._awaited)
-        if name is not None and self._awaited[name].incarnation != status.incarnation:
-            restart = self._awaited.pop(name)
+        name = f"{AGENT}{status.instance_id}"
+        restart = self._awaited.get(name)
+        if restart is not None and restart.incarnation != status.incarnation:
+            del self._awaited[name]
             self._say(_line(name, restart, self._now() - restart.begun_at))
         self._statuses[status.instance_id] = status
 
@@ -139,24 +140,10 @@ def cause_of(ended: Ended) -> str:
 
 
 def _line(name: str, restart: _Restart, duration_s: Seconds) -> str:
-    count = restart.num_held
-    held = f"; {count} request{'s' * (count != 1)} it had continue{'s' * (count == 1)}"
-    return f"{_instance_of(name)} {restart.cause}; back after {duration_s:.1f} s" + held * bool(
-        count
-    )
+    requests = "request continues" if restart.num_held == 1 else "requests continue"
+    held = f"; its {restart.num_held} {requests}" if restart.num_held else ""
+    return f"{_instance_of(name)} {restart.cause}; back after {duration_s:.1f} s{held}"
 
 
 def _instance_of(process: str) -> str:
-    return process.removeprefix("agent-")
-
-
-def _process_of(instance_id: str, processes: dict[str, _Restart]) -> str | None:
-    """
-    The agent's process whose instance reports; ids of attached servers begin with that of their
-    agent.
-    """
-    for name in processes:
-        own = _instance_of(name)
-        if instance_id == own or instance_id.startswith(f"{own}-"):
-            return name
-    return None
+    return process.removeprefix(AGENT)

@@ -17,7 +17,7 @@ class Sessions:
     the consoles of all gateways with the token.
 
     Args:
-        token: Secret of the link; None: there is none.
+        token: Secret of the link; without one, only keys open the console.
     """
 
     def __init__(self, token: str | None) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from services.gateway.edge.forms import StreamForm
+from services.gateway.edge.forms import ApiForm
 from services.gateway.errors import error_headers
 from services.gateway.headers import MESH_REQUEST_ID
 from shared.contracts.base import Seconds
@@ -37,7 +37,7 @@ class Answer:
     """
 
     def __init__(
-        self, send: Any, announced: Mapping[str, str], form: StreamForm, interval_s: Seconds
+        self, send: Any, announced: Mapping[str, str], form: ApiForm, interval_s: Seconds
     ) -> None:
         self._send = send
         self._announced = announced
@@ -84,7 +84,7 @@ class Answer:
             return
         if self._is_begun:
             rest = b"" if self._between_events else b"\n\n"
-            await self._last(rest + self._form.error_event(self._form.error_body(info), self._id))
+            await self._last(rest + self._form.event(info, self._id))
             return
         self._is_begun = True
         body = self._form.error_body(info)

@@ -11,8 +11,8 @@ from shared.contracts.requests import ErrorInfo
 
 
 @dataclass(frozen=True, slots=True)
-class StreamForm:
-    """Form of what the edge adds to answers in one API."""
+class ApiForm:
+    """Form of errors, and of what keeps a stream alive, in one API."""
 
     comment: bytes
     """What clients receive and ignore while a stream waits."""
@@ -20,6 +20,10 @@ class StreamForm:
     """Body of a response with an error."""
     error_name: bytes
     """Line with the name of an error event; empty if errors have none."""
+
+    def event(self, info: ErrorInfo, request_id: str | None = None) -> bytes:
+        """Event that ends a stream with an error."""
+        return self.error_event(self.error_body(info), request_id)
 
     def error_event(self, body: bytes, request_id: str | None) -> bytes:
         """Event with the error in *body*, which is a response in JSON, and the request's id."""
@@ -32,12 +36,12 @@ class StreamForm:
         return self.error_name + sse(msgspec.json.encode(fields))
 
 
-OPENAI = StreamForm(b": keep-alive\n\n", error_body, b"")
-ANTHROPIC = StreamForm(
+OPENAI = ApiForm(b": keep-alive\n\n", error_body, b"")
+ANTHROPIC = ApiForm(
     b'event: ping\ndata: {"type": "ping"}\n\n', anthropic_error_body, b"event: error\n"
 )
 
 
-def form_of(path: str) -> StreamForm:
+def form_of(path: str) -> ApiForm:
     """The form of the API to which *path* belongs."""
     return ANTHROPIC if path.startswith("/v1/messages") else OPENAI

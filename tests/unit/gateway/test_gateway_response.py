@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.response import OPENAI, Response
+from services.gateway.edge.forms import OPENAI
+from services.gateway.response import Response
 from shared.contracts.requests import ErrorInfo
 from shared.contracts.tenants.policies import RateLimit
 

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from services.gateway.call import Call
+from services.gateway.edge.forms import OPENAI
 from services.gateway.outcomes import Outcome
-from services.gateway.response import OPENAI, Response
+from services.gateway.response import Response
 from shared.contracts.base import TenantId
 from shared.contracts.qos import Importance, Slo
 from shared.contracts.requests import ErrorInfo

@@ -112,7 +112,7 @@ async def test_a_killed_agent_is_started_again_and_reported_with_its_requests(ri
     rig.now += 1.8
     await rig.report(incarnation="two")
     assert rig.lines == [
-        "a0 was killed by signal 9 (SIGKILL); back after 1.8 s; 7 requests it had continue"
+        "a0 was killed by signal 9 (SIGKILL); back after 1.8 s; its 7 requests continue"
     ]
 
 
@@ -123,7 +123,7 @@ async def test_a_late_status_of_the_ended_agent_is_not_its_return(rig: Rig):
     await rig.report(incarnation="one", running=1)
     assert not rig.lines
     await rig.report(incarnation="two")
-    assert rig.lines[0].endswith("; 1 request it had continues")
+    assert rig.lines[0].endswith("; its 1 request continues")
 
 
 @pytest.mark.parametrize(
