@@ -116,7 +116,13 @@ GRANTS: tuple[Grant, ...] = (
         read=_one_of(
             _WORK,
             _AGENT_PRIVATE,
-            names=(topology.LANES, topology.PLANS, topology.CONTROL, topology.PROFILES),
+            names=(
+                topology.LANES,
+                topology.PLANS,
+                topology.CONTROL,
+                topology.CANCELS,
+                topology.PROFILES,
+            ),
         ),
     ),
     # Example of an AMQP client that publishes requests; copy it per tenant.

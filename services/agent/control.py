@@ -6,6 +6,7 @@ from typing import get_args
 
 import structlog
 
+from services.agent.cancels import Cancels
 from services.agent.shell import Shell
 from services.agent.telemetry.reporting import Reporter
 from shared.broker.consumer import Handler
@@ -13,6 +14,7 @@ from shared.broker.protocol import Delivery
 from shared.broker.work_queues import WorkQueues
 from shared.contracts.base import InstanceId, Message
 from shared.contracts.control import (
+    CancelsMarked,
     DrainInstance,
     GatewayModels,
     LaneNonempty,
@@ -53,6 +55,7 @@ class Context:
     """Engine and device: the key of profiles."""
     shell: Shell
     reporter: Reporter
+    cancels: Cancels
     queues: WorkQueues
     stop: asyncio.Event
 
@@ -113,6 +116,10 @@ async def on_stored_cancel(message: StoredCancel, ctx: Context, _delivery: Deliv
     ctx.shell.put(Cancelled(request_id=message.request_id, stored_of=message.tenant))
 
 
+async def on_cancels_marked(message: CancelsMarked, ctx: Context, _delivery: Delivery) -> None:
+    ctx.cancels.on_mark(message.mark)
+
+
 async def on_lso(message: LsoCommand, ctx: Context, _delivery: Delivery) -> None:
     ctx.shell.look()
     ctx.shell.put(Ordered(order=message))
@@ -147,3 +154,9 @@ HANDLERS: dict[type[Message], Handler[Context]] = {
     DrainInstance: on_drain,
     SnapshotRequested: on_snapshot_requested,
 }
+CANCEL_HANDLERS: dict[type[Message], Handler[Context]] = {
+    RequestCancel: on_request_cancel,
+    StoredCancel: on_stored_cancel,
+    CancelsMarked: on_cancels_marked,
+}
+"""Handlers of the stream of cancellations; a kept message of another kind does nothing."""

@@ -14,7 +14,8 @@ from services.agent.attached.replicas import serve_replicas
 from services.agent.backends.base import EngineBackend
 from services.agent.backends.policies import check_added
 from services.agent.backends.registry import REMOTE, MakeEngine, check_backend, create_backend
-from services.agent.control import HANDLERS, Context
+from services.agent.cancels import Cancels
+from services.agent.control import CANCEL_HANDLERS, HANDLERS, Context
 from services.agent.metrics import AgentMetrics
 from services.agent.outbox import Outbox
 from services.agent.recording import Begin, Recording
@@ -181,6 +182,7 @@ class Agent:
             registry=lambda: self._watch_registry.state,
         )
         self._stories = StoryOutbox(broker, self._instance_id) if settings.stories else None
+        self._cancels = Cancels(broker)
         self._shell = Shell(
             instance=instance,
             engine=engine,
@@ -197,6 +199,7 @@ class Agent:
                 stories=self._stories,
             ),
             clock=clock,
+            knows_cancels=lambda: self._cancels.known,
             turns=None if common is None else common.turns,
             recording=self._recording,
         )
@@ -213,10 +216,14 @@ class Agent:
             kind=(self._engine.identity.engine, self._engine.identity.device),
             shell=shell,
             reporter=self._reporter,
+            cancels=self._cancels,
             queues=self._queues,
             stop=stop,
         )
         await self._listen(context, stack)
+        on_cancel = Dispatcher(CANCEL_HANDLERS, context).handle
+        stack.push_async_callback(self._cancels.close)
+        await self._cancels.start(on_cancel)
         # Before the first pull: RabbitMQ closes a connection that queries a queue while it is
         # created.
         await self._declare_inbox()
@@ -234,6 +241,7 @@ class Agent:
         async with asyncio.TaskGroup() as tasks:
             endless = (
                 tasks.create_task(shell.failure(), name="failure"),
+                tasks.create_task(self._cancels.follow(on_cancel), name="cancels"),
                 tasks.create_task(self._until_warm(), name="warm-models"),
             )
             for name, work in {

@@ -69,6 +69,8 @@ class Shell:
         request_log: Logs and reports what happens to requests.
         turns: Turns of the instances of this process to pull; None: this one is alone.
         recording: Stores every event.
+        knows_cancels: Returns whether all cancellations sent so far are known; otherwise no request
+            is pulled, since a request that was cancelled must not begin.
     """
 
     def __init__(
@@ -84,10 +86,12 @@ class Shell:
         reporter: Reporter,
         request_log: RequestLog,
         clock: Clock,
+        knows_cancels: Callable[[], bool],
         turns: SharedTurns | None = None,
         recording: Recording | None = None,
     ) -> None:
         self._instance = instance
+        self._knows_cancels = knows_cancels
         self._turns = turns
         self._engine = engine
         self._models = models
@@ -265,6 +269,9 @@ class Shell:
             await self._reporter.report_pulls()
 
     async def _pulled(self, queue: str) -> ev.Delivered | ev.PullEnded:
+        if not self._knows_cancels():
+            unreachable, asked_at = ev.PullOutcome.UNREACHABLE, self._clock.now()
+            return ev.PullEnded(queue=queue, outcome=unreachable, asked_at=asked_at)
         if self._turns is None or queue == self._instance.inbox:
             return await self._deliveries.pull(queue)
         return await self._turns.pull(self._instance, queue, self._deliveries.pull)

@@ -18,6 +18,7 @@ def queue_arguments(spec: QueueSpec) -> dict[str, Argument]:
         and spec.dead_letter_exchange is not None
         and not spec.drop_head
     )
+    is_queue = spec.type is not QueueType.STREAM
     bounded = spec.max_length is not None or spec.max_length_bytes is not None
     overflow = "drop-head" if spec.drop_head else "reject-publish"
     arguments: dict[str, Argument | None] = {
@@ -30,10 +31,12 @@ def queue_arguments(spec: QueueSpec) -> dict[str, Argument]:
         # The strategy at-least-once keeps dead letters if the broker stops halfway. RabbitMQ
         # requires reject-publish with this strategy, even on an unbounded queue.
         "x-dead-letter-strategy": "at-least-once" if at_least_once else None,
-        "x-overflow": overflow if bounded or at_least_once else None,
+        "x-overflow": overflow if is_queue and (bounded or at_least_once) else None,
         "x-single-active-consumer": spec.single_active_consumer or None,
         "x-expires": None if spec.expires_s is None else int(spec.expires_s * 1000),
         "x-message-ttl": None if spec.message_ttl_s is None else round(spec.message_ttl_s * 1000),
+        "x-max-age": None if spec.max_age_s is None else f"{round(spec.max_age_s)}s",
+        "x-stream-max-segment-size-bytes": spec.segment_bytes,
     }
     return {name: value for name, value in arguments.items() if value is not None}
 
@@ -53,8 +56,12 @@ def check_queue(spec: QueueSpec) -> None:
     """
     if not spec.name:
         raise ValueError("a queue needs a name: server-named queues change their name on reconnect")
-    if spec.type is QueueType.QUORUM and (spec.exclusive or not spec.durable):
-        raise ValueError(f"quorum queue {spec.name!r} must be durable and not exclusive")
+    if spec.type is not QueueType.CLASSIC and (spec.exclusive or not spec.durable):
+        raise ValueError(f"{spec.type.value} {spec.name!r} must be durable and not exclusive")
+    if spec.type is QueueType.STREAM and not _is_plain_stream(spec):
+        raise ValueError(
+            f"stream {spec.name!r} can have max_length_bytes, max_age_s and segment_bytes only"
+        )
     if spec.type is QueueType.CLASSIC and spec.delivery_limit is not None:
         raise ValueError(
             f"classic queue {spec.name!r} cannot have a delivery limit: it does "
@@ -64,3 +71,14 @@ def check_queue(spec: QueueSpec) -> None:
         raise ValueError(
             f"queue {spec.name!r} must be durable or exclusive: RabbitMQ 4.3 refuses other queues"
         )
+
+
+def _is_plain_stream(spec: QueueSpec) -> bool:
+    plain = QueueSpec(
+        name=spec.name,
+        type=spec.type,
+        max_length_bytes=spec.max_length_bytes,
+        max_age_s=spec.max_age_s,
+        segment_bytes=spec.segment_bytes,
+    )
+    return spec == plain

@@ -3,8 +3,8 @@ Interface between Headway and a message broker.
 
 The interface has the features of RabbitMQ that the mesh uses: durable queues, confirms, acks,
 redelivery in order, delivery counts, dead-lettering, bounded queues, single active consumer, queues
-that keep messages for a fixed time. The in-process broker ignores the lifetime of single messages.
-Priority, which differs between RabbitMQ versions, is left out.
+that keep messages for a fixed time, logs that keep what was read. The in-process broker ignores the
+lifetime of single messages. Priority, which differs between RabbitMQ versions, is left out.
 """
 
 import asyncio
@@ -33,6 +33,10 @@ class QueueType(Enum):
     """
     Classic queue, which is cheaper; for replies, and for control messages of which only the last
     matters.
+    """
+    STREAM = "stream"
+    """
+    Durable log that keeps messages for a time, also after they were read; `Broker.read` reads it.
     """
 
 
@@ -84,6 +88,10 @@ class QueueSpec:
     """
     message_ttl_s: float | None = None
     """Time after which the queue dead-letters a message that no consumer has taken."""
+    max_age_s: float | None = None
+    """Time for which a stream keeps messages at least, within `max_length_bytes`."""
+    segment_bytes: int | None = None
+    """Size of the parts of a stream, which the broker deletes as a whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,10 +318,22 @@ class Broker(Protocol):
         """
         ...
 
+    async def read(self, stream: str, handler: DeliveryHandler, *, prefetch: int) -> Subscription:
+        """
+        Call *handler* for each message that a stream keeps, from the oldest on, and for each later
+        message; the stream keeps what was acknowledged.
+
+        A subscription that was restored begins with the oldest message again.
+
+        Raises:
+            QueueNotFoundError: The stream does not exist.
+        """
+        ...
+
     async def depth(self, queue: str) -> QueueDepth | None:
         """
         Count the messages and consumers of a queue by a passive declare; None if there is no such
-        queue.
+        queue. The count of a stream is late, or 0.
         """
         ...
 

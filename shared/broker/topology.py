@@ -17,6 +17,7 @@ from shared.broker.protocol import (
     QueueType,
 )
 from shared.contracts.errors import BrokerAccessError
+from shared.contracts.qos import MAX_TARGET_S
 
 REQUESTS = "headway.requests"
 """
@@ -54,11 +55,16 @@ STORED = "headway.stored"
 """Replies of stored work, bound to `REPLIES` as a reply queue; groupers write them to the store."""
 QUESTIONS = "headway.questions"
 """Questions about stored requests, which groupers answer; unanswered ones are dropped."""
+CANCELS = "headway.cancels"
+"""Stream of cancellations, from which agents that start learn which requests must not begin."""
 WORK_QUEUES = "headway.work-queues"
 """Names of the work queues that exist, for new leaders (`shared/broker/queue_list.py`)."""
 
 INTERACTIVE_KEY = "interactive"
 REST_KEY = "rest"
+CONTROL_CANCEL = "all.cancel"
+COMMAND_CANCEL = "command.cancel"
+"""Routing key of cancellations by tenant and id; producers have no permission for this key."""
 CONTROL_REQUEST = "request.asked"
 """Routing key of questions about stored requests."""
 
@@ -89,6 +95,16 @@ UNCLAIMED_TTL_S = 7 * 24 * 3600.0
 GLOBAL_MAX_BYTES = 8 * 1024**3
 QUESTION_TTL_S = 10.0
 """Age at which a question is dropped: the sender does not wait for longer."""
+
+CANCELS_MAX_BYTES = 32 * 1024**2
+"""
+Size of the kept cancellations, of which each has about 350 bytes with its properties. An agent that
+starts reads all of them.
+"""
+CANCELS_MAX_AGE_S = MAX_TARGET_S
+"""Age at which cancellations are dropped: no request with a target or an end waits for longer."""
+CANCELS_MARK = "cancels.marked"
+"""Routing key of the marks by which agents know that they have read what was sent before."""
 
 DELAYS_MS: tuple[int, ...] = tuple(250 * 2**n for n in range(19))
 """
@@ -148,6 +164,13 @@ QUEUES: tuple[QueueSpec, ...] = (
         message_ttl_s=QUESTION_TTL_S,
     ),
     QueueSpec(
+        name=CANCELS,
+        type=QueueType.STREAM,
+        max_length_bytes=CANCELS_MAX_BYTES,
+        max_age_s=CANCELS_MAX_AGE_S,
+        segment_bytes=CANCELS_MAX_BYTES // 16,
+    ),
+    QueueSpec(
         name=DEAD_LETTERS,
         delivery_limit=KEPT_LIMIT,
         max_length_bytes=GLOBAL_MAX_BYTES,
@@ -173,6 +196,9 @@ BINDINGS: tuple[BindingSpec, ...] = (
     BindingSpec(exchange=LANES, queue=HELD, routing_key=HELD),
     BindingSpec(exchange=REPLIES, queue=STORED, routing_key=STORED),
     BindingSpec(exchange=CONTROL, queue=QUESTIONS, routing_key=CONTROL_REQUEST),
+    BindingSpec(exchange=CONTROL, queue=CANCELS, routing_key=CONTROL_CANCEL),
+    BindingSpec(exchange=CONTROL, queue=CANCELS, routing_key=COMMAND_CANCEL),
+    BindingSpec(exchange=CONTROL, queue=CANCELS, routing_key=CANCELS_MARK),
     BindingSpec(exchange=DEAD, queue=DEAD_LETTERS, routing_key=""),
     BindingSpec(exchange=DEAD, queue=DEAD_LETTER_REPLIES, routing_key=""),
     BindingSpec(exchange=UNCLAIMED, queue=UNCLAIMED_FINALS, routing_key=""),
@@ -371,9 +397,6 @@ CONTROL_RETIREMENT = "all.retirement"
 """Routing key of notices that queues are about to be retired or that a retirement has ended."""
 CONTROL_GATEWAYS = "all.gateways"
 """Routing key of the gateways' reports about their models."""
-CONTROL_CANCEL = "all.cancel"
-COMMAND_CANCEL = "command.cancel"
-"""Routing key of cancellations by tenant and id; producers have no permission for this key."""
 CONTROL_PLAN = "plan.asked"
 CONTROL_USAGE = "usage.asked"
 """Routing key of questions about the usage of tenants."""

@@ -69,6 +69,18 @@ class StoredCancel(Message, frozen=True, kw_only=True, omit_defaults=True, tag="
     request_id: RequestId
 
 
+class CancelsMarked(
+    Message, frozen=True, kw_only=True, omit_defaults=True, tag="cancels.marked.v1"
+):
+    """
+    A mark that an agent puts into the stream of cancellations: when it reads the mark, it has read
+    all cancellations that were sent before.
+    """
+
+    mark: str
+    """Random, so that it differs from the marks of other agents and of earlier attempts."""
+
+
 class LaneNonempty(Message, frozen=True, kw_only=True, omit_defaults=True, tag="lane.nonempty.v1"):
     """A message was put into an empty queue, so agents should pull from it."""
 
@@ -270,6 +282,7 @@ Control = (
     RunStop
     | RequestCancel
     | StoredCancel
+    | CancelsMarked
     | LaneNonempty
     | QueuesRetiring
     | QueuesRetired

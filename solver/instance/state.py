@@ -28,8 +28,11 @@ from solver.scheduling.pull_room import DEFAULT_BOUNDS, PullBounds
 from solver.scheduling.pulling import PullOrder
 from solver.scheduling.window import Window
 
-_CANCELLED_MEMORY = 20_000
-"""Maximum number of stored cancellations; the oldest are forgotten first."""
+_CANCELLED_MEMORY = 150_000
+"""
+Maximum number of stored cancellations; the oldest are forgotten first. The broker keeps fewer for
+instances that start.
+"""
 _DEPARTED_MEMORY = 2_000
 """Maximum number of stored outcomes of requests that have left."""
 _ANSWERS_MEMORY = 1_000

@@ -304,7 +304,7 @@ async def depths(broker: Broker, mesh: ProcessMesh) -> dict[str, int]:
     counts = await count_queues(broker, models, LaneLayout())
     soft = (
         *("headway.leader", "headway.estimator", "headway.work-queues"),
-        *("headway.tenants", "headway.usage", "headway.questions"),
+        *("headway.tenants", "headway.usage", "headway.questions", topology.CANCELS),
     )
     ready = {c.queue: c.ready for c in counts if c.queue not in soft}
     # The list of inboxes is not requested from a leader, which may have been killed.

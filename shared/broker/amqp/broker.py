@@ -1,8 +1,8 @@
 """Implementation of `Broker` over RabbitMQ."""
 
 import asyncio
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Mapping
+from types import MappingProxyType, TracebackType
 from typing import Self, cast
 
 from shared.broker.amqp.connection import AmqpConnection
@@ -22,6 +22,9 @@ from shared.broker.protocol import (
 )
 from shared.broker.tasks import OwnedTasks
 from shared.contracts.errors import QueueNotFoundError
+
+_NO_ARGUMENTS: Mapping[str, str] = MappingProxyType({})
+_FROM_THE_OLDEST: Mapping[str, str] = MappingProxyType({"x-stream-offset": "first"})
 
 
 class AmqpBroker:
@@ -139,6 +142,27 @@ class AmqpBroker:
         gathers_acks: bool = False,
         on_broken: Callable[[], None] = lambda: None,
     ) -> AmqpSubscription:
+        return await self._subscribe(
+            queue, handler, prefetch=prefetch, gathers_acks=gathers_acks, on_broken=on_broken
+        )
+
+    async def read(
+        self, stream: str, handler: DeliveryHandler, *, prefetch: int
+    ) -> AmqpSubscription:
+        return await self._subscribe(
+            stream, handler, prefetch=prefetch, gathers_acks=True, arguments=_FROM_THE_OLDEST
+        )
+
+    async def _subscribe(
+        self,
+        queue: str,
+        handler: DeliveryHandler,
+        *,
+        prefetch: int,
+        gathers_acks: bool,
+        on_broken: Callable[[], None] = lambda: None,
+        arguments: Mapping[str, str] = _NO_ARGUMENTS,
+    ) -> AmqpSubscription:
         def broken() -> None:
             self._restorer.wake()
             on_broken()
@@ -149,6 +173,7 @@ class AmqpBroker:
             handler=handler,
             prefetch=prefetch,
             gathers_acks=gathers_acks,
+            arguments=arguments,
             on_broken=broken,
             on_cancelled=self._restorer.subscriptions.discard,
         )

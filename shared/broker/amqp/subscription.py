@@ -1,10 +1,11 @@
 """A consumer that continues on a new channel when its channel is closed."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiormq.abc import DeliveredMessage
+from pamqp.common import FieldValue
 
 from shared.broker.amqp.acks import MOST_DELAY_S, GatheredAcks
 from shared.broker.amqp.connection import AmqpConnection
@@ -31,6 +32,7 @@ class AmqpSubscription:
         handler: See `Broker.consume`.
         prefetch: Maximum number of unsettled deliveries.
         gathers_acks: See `Broker.consume`.
+        arguments: Optional arguments of the consumer.
         on_broken: Called when the channel is closed or the broker has cancelled the consumer.
         on_cancelled: Called when the owner has cancelled the subscription.
     """
@@ -43,6 +45,7 @@ class AmqpSubscription:
         handler: DeliveryHandler,
         prefetch: int,
         gathers_acks: bool,
+        arguments: Mapping[str, str],
         on_broken: Callable[[], None],
         on_cancelled: Callable[["AmqpSubscription"], None],
     ) -> None:
@@ -53,6 +56,7 @@ class AmqpSubscription:
         self._handler = handler
         self._prefetch = prefetch
         self._gathers_acks = gathers_acks
+        self._arguments: dict[str, FieldValue] = dict(arguments)
         self._on_broken = on_broken
         self._on_cancelled = on_cancelled
         self._channel: DeliveryChannel | None = None
@@ -105,7 +109,10 @@ class AmqpSubscription:
                 prefetch_count=self._prefetch, timeout=self._connection.timeout_s
             )
             consumed = await channel.raw.basic_consume(
-                self.queue, on_message, timeout=self._connection.timeout_s
+                self.queue,
+                on_message,
+                arguments=self._arguments,
+                timeout=self._connection.timeout_s,
             )
         self._tag = consumed.consumer_tag
         channel.raw.closing.add_done_callback(lambda _: self._break())

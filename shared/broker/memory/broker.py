@@ -130,6 +130,11 @@ class MemoryBroker:
         self._attach(subscription, source)
         return subscription
 
+    async def read(
+        self, stream: str, handler: DeliveryHandler, *, prefetch: int
+    ) -> MemorySubscription:
+        return await self.consume(stream, handler, prefetch=prefetch)
+
     async def depth(self, queue: str) -> QueueDepth | None:
         found = self._server.find(queue, self)
         return None if found is None else found.depth

@@ -7,6 +7,7 @@ import structlog
 from shared.broker.arguments import check_queue
 from shared.broker.memory.message import StoredMessage, dead_letter
 from shared.broker.memory.queue import MemoryQueue
+from shared.broker.memory.stream import MemoryStream
 from shared.broker.memory.subscription import MemorySession
 from shared.broker.protocol import (
     BindingSpec,
@@ -15,6 +16,7 @@ from shared.broker.protocol import (
     OutMessage,
     PublishOutcome,
     QueueSpec,
+    QueueType,
 )
 from shared.contracts.errors import (
     BrokerConflictError,
@@ -39,8 +41,8 @@ class MemoryHub:
     Server that all `MemoryBroker` clients of one process share; used in one event loop only.
 
     Differs from RabbitMQ: `expires_s` and lifetimes of single messages are ignored; length limits
-    are exact, while quorum queues can exceed them; a dead letter that the target queue refuses is
-    dropped and logged.
+    are exact, while quorum queues and streams can exceed them; a dead letter that the target
+    queue refuses is dropped and logged.
 
     Args:
         clock: Time by which messages of queues with `message_ttl_s` get old.
@@ -114,7 +116,8 @@ class MemoryHub:
         existing = self._queues.get(spec.name)
         if existing is None:
             owner = client if spec.exclusive else None
-            self._queues[spec.name] = MemoryQueue(
+            make = MemoryStream if spec.type is QueueType.STREAM else MemoryQueue
+            self._queues[spec.name] = make(
                 spec, owner=owner, on_dead=self._dead_letter, clock=self._clock
             )
             for each in self._clients:

@@ -81,6 +81,7 @@ class Owner:
             handler=self._handle,
             prefetch=1,
             gathers_acks=False,
+            arguments={},
             on_broken=self._broken,
             on_cancelled=self.cancelled.append,
         )

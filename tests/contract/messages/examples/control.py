@@ -2,6 +2,7 @@
 
 from shared.contracts.base import Message
 from shared.contracts.control import (
+    CancelsMarked,
     DrainInstance,
     EvictRequest,
     GatewayModels,
@@ -33,6 +34,7 @@ EXAMPLES: tuple[Message, ...] = (
     GatewayModels(gateway="gateway-1", digests={"tiny-llama": "0123456789abcdef"}),
     RequestCancel(request_id="r1", reply_to="reply.p1"),
     StoredCancel(tenant="acme", request_id="r1"),
+    CancelsMarked(mark="0123456789abcdef"),
     LaneNonempty(queue=LANE),
     QueuesRetiring(queues=(LANE,)),
     QueuesRetired(deleted=(LANE,), kept=("relegated.tiny",)),
