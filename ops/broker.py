@@ -4,12 +4,14 @@ import argparse
 import json
 import os
 import resource
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 
@@ -19,6 +21,9 @@ from shared.contracts.errors import BrokerUnavailableError, SettingsError
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
+JOIN_TIMEOUT_S = 50
+"""Time for a node to join the others, below the time limit of `run_ctl`."""
+_KNOWS_QUEUES = "[rabbit_feature_flags:is_enabled(F) || F <- [quorum_queue, stream_queue]]."
 _TIMED_OUT = "precondition_failed: delivery acknowledgement on channel"
 FAST_TICKS = "[{rabbit, [{channel_tick_interval, 500}]}]."
 """`advanced.config` with which a node looks for late acknowledgements every 0.5 s, not 60 s."""
@@ -45,6 +50,8 @@ class PrivateNode:
         advanced: Contents of `advanced.config`: an Erlang term with settings that `rabbitmq.conf`
             does not have.
         plugins: Names of enabled plugins, of those that the release has.
+        port_mapper: Port of the port mapper that the nodes of a cluster share; by default the node
+            has its own.
     """
 
     def __init__(
@@ -55,6 +62,7 @@ class PrivateNode:
         settings: Mapping[str, object] = _NO_SETTINGS,
         advanced: str = "[].",
         plugins: tuple[str, ...] = (),
+        port_mapper: int | None = None,
     ) -> None:
         self._directory = directory.resolve()
         self._release = release
@@ -66,12 +74,13 @@ class PrivateNode:
             state = json.loads(self._state_file.read_text())
         else:
             port, dist_port, epmd_port = free_ports(3)
-            state = {"port": port, "dist_port": dist_port, "epmd_port": epmd_port}
+            state = {"port": port, "dist_port": dist_port, "epmd_port": port_mapper or epmd_port}
         if state.get("boot") != _boot():
             state |= {"boot": _boot(), "pids": {}}  # the ids may now be those of other processes
         self._state = state
         self._children: dict[int, subprocess.Popen[bytes]] = {}
-        self._name = f"headway-{state['port']}@localhost"
+        self._has_port_mapper = port_mapper is None
+        self.name = f"headway-{state['port']}@localhost"
 
     @property
     def port(self) -> int:
@@ -160,7 +169,7 @@ class PrivateNode:
         program = self._release.program("rabbitmqctl")
         if program is None:
             raise SettingsError("rabbitmqctl is not installed")
-        return run_ctl([program, "-q", "-n", self._name, *arguments], env=self._env())
+        return run_ctl([program, "-q", "-n", self.name, *arguments], env=self._env())
 
     def _env(self) -> dict[str, str]:
         inherited = {key: os.environ[key] for key in ("PATH", "LANG", "TZ") if key in os.environ}
@@ -169,7 +178,7 @@ class PrivateNode:
         return {
             **inherited,
             "HOME": str(directory),
-            "RABBITMQ_NODENAME": self._name,
+            "RABBITMQ_NODENAME": self.name,
             "RABBITMQ_DIST_PORT": str(self._state["dist_port"]),
             "RABBITMQ_MNESIA_BASE": str(directory / "data"),
             "RABBITMQ_LOG_BASE": str(directory / "log"),
@@ -185,6 +194,8 @@ class PrivateNode:
 
     def _start_port_mapper(self) -> None:
         # Start the port mapper as a child process: Erlang would start it as a daemon.
+        if not self._has_port_mapper:
+            return
         pid = self._state["pids"].get("epmd")
         epmd = self._release.program("epmd")
         if epmd is not None and not self._is_running(pid):
@@ -244,6 +255,111 @@ class PrivateNode:
         self._state["pids"].pop(what, None)
         if self._state_file.exists():
             self._state_file.write_text(json.dumps(self._state))
+
+
+class PrivateCluster:
+    """
+    A cluster of RabbitMQ nodes on this machine, with private names, ports, cookie and data.
+
+    Args:
+        directory: Folder for the files of all nodes; it must not have a cluster yet.
+        num_nodes: Number of nodes.
+        release: RabbitMQ that the nodes run.
+        settings: Further settings of `rabbitmq.conf` of each node.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        num_nodes: int = 3,
+        release: Release = SYSTEM,
+        settings: Mapping[str, object] = _NO_SETTINGS,
+    ) -> None:
+        self._directory = directory.resolve()
+        self._release = release
+        (self._epmd_port,) = free_ports(1)
+        self._epmd: subprocess.Popen[bytes] | None = None
+        self.nodes: list[PrivateNode] = []
+        for number in range(num_nodes):
+            joined = dict(settings) | {"cluster_partition_handling": "pause_minority"}
+            if self.nodes:
+                # The first node begins alone: with a list of others it would wait for them.
+                joined |= {
+                    "cluster_formation.peer_discovery_backend": "classic_config",
+                    "cluster_formation.classic_config.nodes.1": self.nodes[0].name,
+                    "cluster_formation.discovery_retry_limit": 120,
+                }
+            node = PrivateNode(
+                self._directory / f"node-{number}",
+                release=release,
+                settings=joined,
+                port_mapper=self._epmd_port,
+            )
+            self.nodes.append(node)
+
+    @property
+    def url(self) -> str:
+        """URLs of all nodes, as `amqp_url` takes them."""
+        return ",".join(node.url for node in self.nodes)
+
+    def start(self) -> None:
+        """
+        Start all nodes, and wait until they are one cluster.
+
+        Raises:
+            SettingsError: RabbitMQ is not installed.
+            BrokerUnavailableError: A node does not start, or does not join in time.
+        """
+        epmd = self._release.program("epmd")
+        if epmd is None:
+            raise SettingsError("rabbitmq-server is not installed")
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._epmd = subprocess.Popen(
+            [epmd, "-port", str(self._epmd_port), "-address", "127.0.0.1"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        cookie = secrets.token_hex(16).upper()
+        for number in range(len(self.nodes)):
+            file = self._directory / f"node-{number}" / ".erlang.cookie"
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(cookie)
+            file.chmod(0o400)
+        try:
+            with ThreadPoolExecutor(len(self.nodes)) as threads:
+                list(threads.map(PrivateNode.start, self.nodes))
+            for node in self.nodes:
+                self.await_joined(node)
+        except BaseException:  # also when interrupted: no node may stay
+            self.close()
+            raise
+
+    def await_joined(self, node: PrivateNode) -> None:
+        """
+        Wait until *node* sees all nodes and can declare every kind of queue: a node answers before.
+
+        Raises:
+            BrokerUnavailableError: It does not in time.
+        """
+        node.ctl("await_online_nodes", str(len(self.nodes)), "--timeout", str(JOIN_TIMEOUT_S))
+        give_up_at = time.monotonic() + JOIN_TIMEOUT_S
+        while node.ctl("eval", _KNOWS_QUEUES).strip() != "[true,true]":
+            if time.monotonic() > give_up_at:
+                raise BrokerUnavailableError(
+                    f"{node.name} has not enabled its queue types within {JOIN_TIMEOUT_S} s"
+                )
+            time.sleep(0.2)
+
+    def close(self) -> None:
+        """Kill all nodes and their port mapper; the data is of no use afterwards."""
+        for node in self.nodes:
+            node.kill()
+        if self._epmd is not None:
+            self._epmd.terminate()
+            self._epmd.wait(STOP_TIMEOUT_S)
 
 
 def _boot() -> str:

@@ -19,7 +19,7 @@ BENCHES = (
     "overhead", "backlog", "pulling", "lanes", "qoserve", "conserve", "qlm", "fleet", "engine",
     "lso", "planner", "quartz", "routed", "completion", "router_cost", "scheduler_cost",
     "latency_model", "surface", "instance", "ends", "tenants", "repeats", "batches",
-    "batch_windows", "tracing", "storm", "console", "story_cost", "attach_simulated",
+    "batch_windows", "tracing", "storm", "lost_nodes", "console", "story_cost", "attach_simulated",
 )  # fmt: skip
 """
 Modules of this package that have a function `run`; a module is imported when its benchmark runs.

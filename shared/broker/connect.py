@@ -19,7 +19,8 @@ async def open_broker(
     Context with a connected broker client.
 
     Args:
-        url: `amqp://`, `amqps://`, or `memory://`.
+        url: `amqp://`, `amqps://`, or `memory://`; a list separated by commas names several nodes
+            of a broker.
         client_name: Name of the connection in the broker's management view.
         hub: The in-process server; required with `memory://` and forbidden otherwise.
 

@@ -8,7 +8,7 @@ from shared.broker import topology
 from shared.broker.protocol import Broker
 from shared.broker.queue_list import mark_complete
 from shared.contracts.base import Seconds
-from shared.contracts.errors import MeshError
+from shared.contracts.errors import MeshError, QueueDownError
 
 log = structlog.get_logger()
 KEEP_PERIOD_S: Seconds = 2.0
@@ -49,4 +49,7 @@ async def keep_topology(broker: Broker) -> None:
 
 
 async def _is_absent(broker: Broker, queue: str) -> bool:
-    return await broker.depth(queue) is None
+    try:
+        return await broker.depth(queue) is None
+    except QueueDownError:
+        return False

@@ -249,6 +249,11 @@ class Broker(Protocol):
     @property
     def connected(self) -> bool: ...
 
+    @property
+    def has_several_nodes(self) -> bool:
+        """True if the broker's URL names several nodes, of which one may be lost at any time."""
+        ...
+
     async def declare_exchange(self, spec: ExchangeSpec) -> None: ...
 
     async def declare_queue(self, spec: QueueSpec) -> None:

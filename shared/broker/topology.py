@@ -16,7 +16,7 @@ from shared.broker.protocol import (
     QueueSpec,
     QueueType,
 )
-from shared.contracts.errors import BrokerAccessError
+from shared.contracts.errors import BrokerAccessError, QueueDownError
 from shared.contracts.qos import MAX_TARGET_S
 
 REQUESTS = "headway.requests"
@@ -228,6 +228,8 @@ async def declare(broker: Broker) -> None:
     """
     Create every exchange, queue and binding of the mesh; idempotent.
 
+    Skips classic queues whose node is down: they come back with it.
+
     Does nothing if the user may not declare them: an operator must then import
     `ops/rabbitmq/definitions.json`.
     """
@@ -235,9 +237,11 @@ async def declare(broker: Broker) -> None:
         for exchange in EXCHANGES:
             await broker.declare_exchange(exchange)
         for queue in QUEUES:
-            await broker.declare_queue(queue)
+            with suppress(QueueDownError):
+                await broker.declare_queue(queue)
         for binding in BINDINGS:
-            await broker.bind(binding)
+            with suppress(QueueDownError):
+                await broker.bind(binding)
 
 
 def delay_queue(left_s: float) -> QueueSpec:
@@ -382,6 +386,15 @@ def reply_queue(name: str) -> tuple[QueueSpec, BindingSpec]:
         ),
         BindingSpec(exchange=REPLIES, queue=name, routing_key=name),
     )
+
+
+def replicated_reply_queue(name: str) -> tuple[QueueSpec, BindingSpec]:
+    """
+    Reply queue on several nodes of a broker, so that it survives the loss of one; each message
+    costs more.
+    """
+    queue, binding = reply_queue(name)
+    return replace(queue, type=QueueType.QUORUM, delivery_limit=KEPT_LIMIT), binding
 
 
 def control_keys(instance_id: str | None = None) -> tuple[str, ...]:

@@ -5,12 +5,11 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from aio_pika.connection import make_url
-
 from shared.api.digests import body_digest
 from shared.broker import topology
 from shared.broker.amqp.broker import AmqpBroker
-from shared.broker.amqp.connection import UNREADABLE_URL, broker_user
+from shared.broker.amqp.connection import broker_user
+from shared.broker.amqp.nodes import Nodes
 from shared.broker.protocol import Broker, PublishOutcome
 from shared.broker.rpc import ask
 from shared.client.bodies import body_of, reply_mode
@@ -20,7 +19,6 @@ from shared.contracts.errors import (
     BrokerUnavailableError,
     ContractError,
     QueueNotFoundError,
-    SettingsError,
 )
 from shared.contracts.requests import RequestCompleted, RequestFailed
 from shared.contracts.stored import RequestAsked, RequestStatus
@@ -199,7 +197,8 @@ async def connect(
     At the end, requests in progress are cancelled, except idempotent ones.
 
     Args:
-        url: `amqp://user:password@host:port/vhost`, or `amqps://`. The user is the tenant.
+        url: `amqp://user:password@host:port/vhost`, or `amqps://`; for several nodes of a broker, a
+            list separated by commas. The user is the tenant.
         name: Name of the connections and part of the reply queue's name, for operators.
         give_up_after_s: Time limit in seconds for publishing a request while the broker is
             unavailable.
@@ -209,7 +208,7 @@ async def connect(
         BrokerUnavailableError: The broker does not answer, or the mesh has not been started.
         BrokerAccessError: The user has no right to the reply queue.
     """
-    user_id = _user_of(url)
+    user_id = broker_user(Nodes(url).login)
     async with AsyncExitStack() as stack:
         broker = await stack.enter_async_context(AmqpBroker(url, client_name=name))
         producer = Producer(
@@ -226,15 +225,3 @@ async def connect(
                 "the mesh's exchanges do not exist; has a planner been started?"
             ) from error
         yield Client(broker, producer, user_id=user_id)
-
-
-def _user_of(url: str) -> str:
-    """The broker user of a URL, which is checked."""
-    try:
-        scheme = make_url(url).scheme
-    except ValueError:
-        # The text of the error may have the password.
-        raise SettingsError(UNREADABLE_URL) from None
-    if scheme not in ("amqp", "amqps"):
-        raise SettingsError("the broker's URL must begin with amqp:// or amqps://")
-    return broker_user(url)

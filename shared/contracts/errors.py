@@ -57,6 +57,10 @@ class BrokerUnavailableError(TransientError):
     """The broker did not answer in time; the last publish may or may not have arrived."""
 
 
+class QueueDownError(BrokerUnavailableError):
+    """The queue is on a node of the broker that is down; it comes back with the node."""
+
+
 class StoreUnavailableError(TransientError):
     """
     The store did not answer in time, or this process may not use it now.

@@ -239,7 +239,7 @@ class Producer:
         Cancel a request that the store knows, wherever it is.
 
         Raises:
-            BrokerUnavailableError: The broker did not confirm the command in time, or no instance
+            BrokerUnavailableError: The broker did not confirm the command in time, or no queue
                 receives it.
         """
         command = StoredCancel(tenant=tenant, request_id=request_id)
@@ -253,7 +253,7 @@ class Producer:
         )
         if outcome is not PublishOutcome.CONFIRMED:
             raise BrokerUnavailableError(
-                f"no instance has received the cancellation of {request_id}"
+                f"the cancellation of {request_id} reaches no queue; has a planner been started?"
             )
 
     async def _submit_again(

@@ -37,7 +37,9 @@ class ReplyReader:
 
     async def start(self) -> None:
         """Declare the queue and its binding, and consume the queue."""
-        queue, binding = topology.reply_queue(self._queue)
+        several = self._broker.has_several_nodes
+        kind = topology.replicated_reply_queue if several else topology.reply_queue
+        queue, binding = kind(self._queue)
         await self._broker.declare_queue(queue)
         await self._broker.bind(binding)
         self._subscription = await self._broker.consume(

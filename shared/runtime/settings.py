@@ -6,6 +6,7 @@ fields that all services share are also read from `HEADWAY_<FIELD>`, and the set
 from `HEADWAY_STORE_<FIELD>`. No other code reads the environment.
 """
 
+import re
 from codecs import BOM_UTF8
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ SHARED_GROUPS = ("store",)
 """
 Groups of nested fields that the services which have them also read from `HEADWAY_<GROUP>_<FIELD>`.
 """
+_BETWEEN_URLS = re.compile(r"\s*,\s*(?=\w+://)")
 DEFAULT_AMQP_URL = "amqp://guest:guest@127.0.0.1:5672/"
 
 
@@ -29,7 +31,10 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Fields common to all services."""
 
     amqp_url: str = DEFAULT_AMQP_URL
-    """Broker URL; its user and password are masked when settings are printed."""
+    """
+    Broker URL, or the URLs of several nodes of a broker, separated by commas; users and passwords
+    are masked when settings are printed.
+    """
     registry: str = "models.json"
     """Path of the model registry file."""
     layout: LaneLayout = LaneLayout()
@@ -140,7 +145,11 @@ def masked(settings: msgspec.Struct) -> dict[str, Any]:
 
 
 def masked_url(text: str) -> str:
-    """Return *text*; if it is a URL, without its user and password."""
+    """Return *text*; if it is a URL, or a list of URLs, without users and passwords."""
+    return ",".join(_masked_url(each) for each in _BETWEEN_URLS.split(text))
+
+
+def _masked_url(text: str) -> str:
     scheme, separator, rest = text.partition("://")
     if not separator or "@" not in rest:
         return text

@@ -18,7 +18,8 @@ AmqpUrl = Annotated[
         show_env_var=False,
         show_default=False,
         metavar="URL",
-        help="URL of the mesh's broker; default: HEADWAY_AMQP_URL, else the local broker.",
+        help="URL of the mesh's broker, or of each of its nodes, separated by commas; default: "
+        "HEADWAY_AMQP_URL, else the local broker.",
     ),
 ]
 File = Annotated[Path, Parameter(metavar="FILE")]

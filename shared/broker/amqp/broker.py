@@ -36,11 +36,12 @@ class AmqpBroker:
     queue.
 
     Args:
-        url: `amqp://user:password@host/vhost`, or `amqps://`.
+        url: `amqp://user:password@host/vhost`, or `amqps://`; for several nodes of a broker, a list
+            separated by commas.
         client_name: Name of the connections in RabbitMQ's management view.
         heartbeat_s: Heartbeat interval; a connection without traffic for about three intervals is
             closed.
-        timeout_s: Maximum time to wait for an answer of the broker.
+        timeout_s: Maximum time to wait for an answer of the broker, also of each of its nodes.
         reconnect_s: Pause between reconnection attempts.
     """
 
@@ -76,7 +77,7 @@ class AmqpBroker:
         Connect to the broker.
 
         Raises:
-            BrokerUnavailableError: The broker does not answer within `timeout_s`.
+            BrokerUnavailableError: No node of the broker answers within `timeout_s`.
             SettingsError: The broker refuses the login or the virtual host.
         """
         try:
@@ -100,6 +101,10 @@ class AmqpBroker:
     def connected(self) -> bool:
         is_up = self._publishing.up and self._consuming.up
         return is_up and self._restorer.complete and self._publisher.is_answered
+
+    @property
+    def has_several_nodes(self) -> bool:
+        return self._consuming.has_several_nodes
 
     async def declare_exchange(self, spec: ExchangeSpec) -> None:
         await self._consuming.declare_exchange(spec)

@@ -17,20 +17,17 @@ from aiormq.exceptions import (
 )
 
 from shared.broker.amqp.errors import amqp_errors
+from shared.broker.amqp.nodes import Node, Nodes, urls_of
 from shared.broker.amqp.transport import GatheringTransport
 from shared.broker.arguments import exchange_arguments, queue_arguments
 from shared.broker.protocol import ExchangeSpec, QueueSpec
-from shared.contracts.errors import BrokerUnavailableError, SettingsError
+from shared.contracts.errors import BrokerUnavailableError, MeshError, SettingsError
 from shared.runtime.events import EventLogger
 
 log = EventLogger(__name__)
 
 CLOSE_TIMEOUT_S = 5.0
 MAX_CHANNEL_NUMBER = 65535
-UNREADABLE_URL = (
-    "the broker's URL cannot be read: it must be amqp://USER:PASSWORD@HOST:PORT/VHOST, with all "
-    "characters of USER, PASSWORD and VHOST percent-encoded except letters and digits"
-)
 
 
 class AmqpConnection:
@@ -41,7 +38,8 @@ class AmqpConnection:
     their connection, and after a channel error they reopen while work on them is running.
 
     Args:
-        url: `amqp://` or `amqps://`.
+        url: `amqp://` or `amqps://`; for several nodes of a broker, a list separated by commas.
+            Each attempt to connect tries the next node.
         name: Name of the connection in RabbitMQ's management view.
         heartbeat_s: Heartbeat interval; a peer without traffic for about three intervals counts as
             dead.
@@ -52,13 +50,13 @@ class AmqpConnection:
     def __init__(
         self, url: str, *, name: str, heartbeat_s: int, timeout_s: float, reconnect_s: float
     ) -> None:
-        self._url = url
         self._name = name
         self._heartbeat_s = heartbeat_s
         self.timeout_s = timeout_s
         self._reconnect_s = reconnect_s
         self._robust: RobustConnection | None = None
-        self._transport = GatheringTransport()
+        self._nodes = Nodes(url)
+        self._transport = GatheringTransport(self._nodes.next)
         self._idle: list[Channel] = []
         self._connected = False
         self._closing = False
@@ -79,22 +77,56 @@ class AmqpConnection:
         self, *, on_lost: Callable[[], None], on_restored: Callable[[], None]
     ) -> None:
         """
-        Connect once; the connection is restored in the background after later losses.
+        Connect to the first node that answers; the connection is restored in the background after
+        later losses.
 
         Raises:
-            BrokerUnavailableError: The broker does not answer.
+            BrokerUnavailableError: No node of the broker answers.
             SettingsError: The URL cannot be read, or the broker rejects the user, the password or
                 the virtual host.
         """
-        try:
-            url = make_url(self._url, name=self._name, heartbeat=self._heartbeat_s)
-        except ValueError:
-            # The text of the error may have the password.
-            raise SettingsError(UNREADABLE_URL) from None
+        failures: list[MeshError] = []
+        for node in self._nodes.all:
+            try:
+                robust = await self._connected_to(node, self._nodes.login)
+                break
+            except (BrokerUnavailableError, SettingsError) as error:
+                failures.append(error)
+        else:
+            raise _failed(failures)
+        self._robust = robust
+
+        def lost(*_: Any) -> None:
+            # aio-pika calls this also for every failed attempt to reconnect.
+            if self._connected and not self._closing:
+                self._connected = False
+                self._idle.clear()
+                log.warning("broker.lost", connection=self._name)
+                on_lost()
+
+        def restored(*_: Any) -> None:
+            self._connected = True
+            log.info("broker.connected", connection=self._name, node=str(self._transport.node))
+            on_restored()
+
+        self._connected = True
+        robust.close_callbacks.add(lost)
+        robust.reconnect_callbacks.add(restored)
+        log.info("broker.connected", connection=self._name, node=str(self._transport.node))
+
+    async def _connected_to(self, node: Node, login: str) -> RobustConnection:
+        """
+        Connect to *node*, whose turn it is.
+
+        Raises:
+            BrokerUnavailableError: The node does not answer.
+            SettingsError: It rejects the user, the password or the virtual host.
+        """
+        url = make_url(login, name=self._name, heartbeat=self._heartbeat_s)
         robust = RobustConnection(url, reconnect_interval=self._reconnect_s)
         robust.kwargs["transport_factory"] = self._transport  # passed to each aiormq connection
         try:
-            with amqp_errors(f"connect {self._name}"):
+            with amqp_errors(f"connect {self._name} to {node}"):
                 async with asyncio.timeout(self.timeout_s):
                     await robust.connect(timeout=self.timeout_s)
         except BrokerUnavailableError as error:
@@ -110,29 +142,16 @@ class AmqpConnection:
         except BaseException:  # cancelled or failed: undo what was begun and raise again
             await robust.close()
             raise
-        self._robust = robust
+        return robust
 
-        def lost(*_: Any) -> None:
-            # aio-pika calls this also for every failed attempt to reconnect.
-            if self._connected and not self._closing:
-                self._connected = False
-                self._idle.clear()
-                log.warning("broker.lost", connection=self._name)
-                on_lost()
-
-        def restored(*_: Any) -> None:
-            self._connected = True
-            log.info("broker.connected", connection=self._name)
-            on_restored()
-
-        self._connected = True
-        robust.close_callbacks.add(lost)
-        robust.reconnect_callbacks.add(restored)
-        log.info("broker.connected", connection=self._name)
+    @property
+    def has_several_nodes(self) -> bool:
+        """True if the URL names several nodes of the broker."""
+        return len(self._nodes.all) > 1
 
     @property
     def _vhost(self) -> str:
-        return unquote(urlsplit(self._url).path.removeprefix("/")) or "/"
+        return unquote(urlsplit(self._nodes.login).path.removeprefix("/")) or "/"
 
     async def open_channel(self, *, confirms: bool = False) -> Channel:
         """Open a new channel; an error on this channel affects no other channel."""
@@ -230,7 +249,16 @@ class AmqpConnection:
 
 def broker_user(url: str) -> str:
     """User name in *url*; RabbitMQ rejects messages with another user id."""
-    return unquote(urlsplit(url).username or "guest")
+    return unquote(urlsplit(urls_of(url)[0]).username or "guest")
+
+
+def _failed(failures: list[MeshError]) -> MeshError:
+    """The error for a broker of which no node can be used; a refused login is the operator's."""
+    refused = [error for error in failures if isinstance(error, SettingsError)]
+    if refused or len(failures) == 1:
+        return (refused or failures)[0]
+    each = "; ".join(str(error) for error in failures)
+    return BrokerUnavailableError(f"none of the broker's {len(failures)} nodes answers: {each}")
 
 
 def _is_refused_vhost(error: BaseException | None) -> bool:

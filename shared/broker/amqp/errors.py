@@ -19,9 +19,12 @@ from shared.contracts.errors import (
     BrokerUnavailableError,
     MeshError,
     MessageTooLargeError,
+    QueueDownError,
     QueueNotFoundError,
 )
 
+_DOWN = "is down or inaccessible"
+"""RabbitMQ's reason for a queue that it knows, and whose only node is down."""
 _SIZES = re.compile(r"message size (?P<size>\d+) .*?max size (?P<limit>\d+)")
 """RabbitMQ's reason for refusing a large message."""
 
@@ -34,7 +37,8 @@ class amqp_errors:  # noqa: N801 - used like a function; a generator costs more
     loses it otherwise, since `asyncio.wait_for` of Python 3.11 does, and the caller would continue.
 
     Raises:
-        QueueNotFoundError: AMQP reply code 404.
+        QueueDownError: AMQP reply code 404 for a queue whose node is down.
+        QueueNotFoundError: AMQP reply code 404 otherwise.
         MessageTooLargeError: AMQP reply code 406 because of the size of a message.
         BrokerConflictError: AMQP reply code 405 (locked) or 406 (precondition failed).
         BrokerAccessError: AMQP reply code 403.
@@ -79,6 +83,8 @@ def _failure(what: str, error: BaseException) -> MeshError | None:  # noqa: PLR0
         # the error would end a service's task like a real cancellation.
         case asyncio.CancelledError() if not _num_cancellations():
             return BrokerUnavailableError(f"{what}: the connection was lost")
+        case ChannelNotFoundEntity() if _DOWN in str(error):
+            return QueueDownError(f"{what}: {error}")
         case ChannelNotFoundEntity():
             return QueueNotFoundError(f"{what}: {error}")
         case ChannelAccessRefused():

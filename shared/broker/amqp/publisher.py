@@ -1,8 +1,9 @@
 """Publishes messages, with and without publisher confirms."""
 
 import asyncio
+import math
+from collections import Counter
 from contextlib import suppress
-from math import ceil
 
 from aiormq import spec
 from aiormq.channel import Channel
@@ -17,6 +18,7 @@ from aiormq.exceptions import (
 from shared.broker.amqp.connection import AmqpConnection
 from shared.broker.amqp.errors import amqp_errors
 from shared.broker.protocol import LARGE_BYTES, OutMessage, PublishOutcome
+from shared.contracts.base import Seconds
 from shared.contracts.errors import BrokerConflictError, MeshError, QueueNotFoundError
 
 _TRANSIENT, _PERSISTENT = 1, 2
@@ -24,9 +26,21 @@ _MOST_LATE = 3
 """Number of confirms in a row that did not come in time, after which the broker counts as away."""
 
 
+_REPEATS_S: tuple[Seconds, ...] = (0.1, 0.2, 0.4, 0.8)
+"""
+Pauses before a refused message is published again to a broker of several nodes: for about half a
+second after the loss of a node, its queues refuse like full ones until they have new leaders.
+"""
+_REPLACE_S: Seconds = 0.05
+"""Shortest time between two replacements of refused channels; a full queue refuses often."""
+
+
 class AmqpPublisher:
     """
     Publishes messages on two channels, one with publisher confirms and one without.
+
+    A channel on which a message was refused is replaced: RabbitMQ refuses all further messages of a
+    channel that was first used while the queue had no leader, until the lost node is back.
 
     Args:
         connection: Connection for publishing only; the broker can block it without delaying
@@ -41,6 +55,9 @@ class AmqpPublisher:
         True -> the channel with publisher confirms, False -> the channel without publisher
         confirms.
         """
+        self._users: Counter[Channel] = Counter()
+        """Channel with publisher confirms -> number of publishes that wait for its confirm."""
+        self._replaced_at: float = -math.inf
         self._in_flight: set[str] = set()
         self._num_late = 0
         """Number of confirms that did not come in time since the last that did."""
@@ -52,6 +69,17 @@ class AmqpPublisher:
 
     async def publish(self, exchange: str, routing_key: str, message: OutMessage) -> PublishOutcome:
         """Publish a message with a publisher confirm, as `Broker.publish` specifies."""
+        outcome = await self._publish_once(exchange, routing_key, message)
+        for pause_s in _REPEATS_S if self._connection.has_several_nodes else ():
+            if outcome is not PublishOutcome.REFUSED:
+                break
+            await asyncio.sleep(pause_s)
+            outcome = await self._publish_once(exchange, routing_key, message)
+        return outcome
+
+    async def _publish_once(
+        self, exchange: str, routing_key: str, message: OutMessage
+    ) -> PublishOutcome:
         message_id = message.message_id
         if len(message.body) >= LARGE_BYTES:
             return await self._publish_alone(exchange, routing_key, message)
@@ -64,7 +92,7 @@ class AmqpPublisher:
             with amqp_errors(f"publish to {exchange!r}"):
                 channel = await self._channel(confirms=True)
                 try:
-                    return await self._publish_on(channel, exchange, routing_key, message)
+                    return await self._publish_shared(channel, exchange, routing_key, message)
                 except (ChannelAccessRefused, ChannelNotFoundEntity, ChannelPreconditionFailed):
                     pass
             # One forbidden publish fails all concurrent publishes on the channel. Repeated alone,
@@ -103,6 +131,39 @@ class AmqpPublisher:
             # them follows the messages before.
             await channel.basic_qos(prefetch_count=0, timeout=self._connection.timeout_s)
 
+    async def _publish_shared(
+        self, channel: Channel, exchange: str, routing_key: str, message: OutMessage
+    ) -> PublishOutcome:
+        """Publish on the channel of all; replace the channel if the message is refused."""
+        self._users[channel] += 1
+        try:
+            outcome = await self._publish_on(channel, exchange, routing_key, message)
+            if outcome is PublishOutcome.REFUSED and channel is self._channels.get(True):
+                await self._replace_channels()
+            return outcome
+        finally:
+            self._users[channel] -= 1
+            if not self._users[channel]:
+                del self._users[channel]
+                if channel is not self._channels.get(True):
+                    await self._close(channel)
+
+    async def _replace_channels(self) -> None:
+        """Use new channels from now on; the last publish of the present one closes it."""
+        now = asyncio.get_running_loop().time()
+        if now < self._replaced_at + _REPLACE_S:
+            return
+        self._replaced_at = now
+        del self._channels[True]
+        # Nothing confirms that this channel does not have the same trouble.
+        sending = self._channels.pop(False, None)
+        if sending is not None:
+            await self._close(sending)
+
+    async def _close(self, channel: Channel) -> None:
+        with suppress(MeshError), amqp_errors("close channel"):
+            await channel.close(timeout=self._connection.timeout_s)
+
     async def _publish_on(
         self, channel: Channel, exchange: str, routing_key: str, message: OutMessage
     ) -> PublishOutcome:
@@ -138,8 +199,7 @@ class AmqpPublisher:
         except QueueNotFoundError as error:
             raise BrokerConflictError(f"exchange {exchange!r} does not exist") from error
         finally:
-            with suppress(MeshError), amqp_errors("close channel"):
-                await channel.close(timeout=self._connection.timeout_s)
+            await self._close(channel)
 
     async def _channel(self, *, confirms: bool) -> Channel:
         """
@@ -172,4 +232,4 @@ def _properties(message: OutMessage) -> spec.Basic.Properties:
 
 def _milliseconds(seconds: float | None) -> str | None:
     """Lifetime of a message in AMQP's form."""
-    return None if seconds is None else str(max(0, ceil(seconds * 1000)))
+    return None if seconds is None else str(max(0, math.ceil(seconds * 1000)))

@@ -1,18 +1,28 @@
 """Connection to the broker whose writes of one turn of the event loop are one packet."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from aiormq.connection import URL, TransportFactory  # type: ignore[attr-defined]
 from aiormq.exceptions import AMQPConnectionError
 
+from shared.broker.amqp.nodes import Node
 from shared.contracts.base import Seconds
 
 
 class GatheringTransport(TransportFactory):
-    """Opens connections, over TLS for `amqps://`, with a `GatheringWriter`."""
+    """
+    Opens connections, over TLS for `amqps://`, with a `GatheringWriter`.
 
-    def __init__(self) -> None:
+    Args:
+        next_node: Returns the node to which the next connection goes.
+    """
+
+    def __init__(self, next_node: Callable[[], Node]) -> None:
+        self._next_node = next_node
+        self.node: Node | None = None
+        """The node of the last attempt."""
         self._writer: GatheringWriter | None = None
 
     async def drain(self, timeout_s: Seconds) -> None:
@@ -30,19 +40,20 @@ class GatheringTransport(TransportFactory):
         self, url: URL, **kwargs: Any
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """
-        Open a connection.
+        Open a connection to the next node, with the options of *url*.
 
         Raises:
-            AMQPConnectionError: The broker does not answer.
+            AMQPConnectionError: The node does not answer.
         """
         provider = kwargs.pop("ssl_context_provider")
         context = await provider.get_context() if url.scheme == "amqps" else None
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader()
+        self.node = node = self._next_node()
         protocol = asyncio.StreamReaderProtocol(reader)
         try:
             transport, _ = await loop.create_connection(
-                lambda: protocol, url.host or "", url.port or 0, ssl=context, **kwargs
+                lambda: protocol, node.host, node.port, ssl=context, **kwargs
             )
         except OSError as error:
             raise AMQPConnectionError(*error.args) from error

@@ -68,6 +68,10 @@ class MemoryBroker:
         return self._session.open
 
     @property
+    def has_several_nodes(self) -> bool:
+        return False
+
+    @property
     def _server(self) -> MemoryHub:
         """Return the hub; raises an error while the client is not connected."""
         if not self.connected:

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from aiormq.exceptions import DeliveryError
 
 from shared.broker.amqp.publisher import AmqpPublisher
 from shared.broker.protocol import OutMessage, PublishOutcome
@@ -32,6 +33,7 @@ class Channels:
     """A connection that returns slow channels."""
 
     timeout_s = 1.0
+    has_several_nodes = False
 
     def __init__(self) -> None:
         self.opened = 0
@@ -80,3 +82,60 @@ async def test_a_broker_that_confirms_nothing_three_times_counts_as_away_until_i
     answered.append(publisher.is_answered)
 
     assert answered == [True, True, True, False, True]
+
+
+class Refusing(SlowChannel):
+    """A channel of a broker whose queue has no leader for the first publishes of all channels."""
+
+    def __init__(self, owner: "RefusingChannels") -> None:
+        self._owner = owner
+        self.is_stuck = not owner.has_leader
+        """As RabbitMQ's channels do that were first used without a leader."""
+        self.closed = False
+
+    async def basic_publish(self, *_: object, **__: object) -> None:
+        await asyncio.sleep(0.01)
+        if self.is_stuck or not self._owner.has_leader:
+            raise DeliveryError(None, None)  # type: ignore[arg-type]  # its fields are not read
+
+    async def close(self, **_: object) -> None:
+        self.closed = True
+
+
+class RefusingChannels(Channels):
+    def __init__(self, *, has_several_nodes: bool) -> None:
+        super().__init__()
+        self.has_several_nodes = has_several_nodes
+        self.has_leader = False
+        self.all: list[Refusing] = []
+
+    async def open_channel(self, **_: object) -> Any:
+        self.all.append(Refusing(self))
+        return self.all[-1]
+
+
+async def test_refused_messages_arrive_when_the_queue_has_a_leader_again() -> None:
+    connection = RefusingChannels(has_several_nodes=True)
+    publisher = AmqpPublisher(connection)  # type: ignore[arg-type]  # a fake
+    messages = [OutMessage(body=b"a", message_id=f"m{number}") for number in range(20)]
+    publishing = [asyncio.create_task(publisher.publish("x", "k", each)) for each in messages]
+    await asyncio.sleep(0.5)
+    connection.has_leader = True
+
+    assert await asyncio.gather(*publishing) == [PublishOutcome.CONFIRMED] * len(messages)
+    assert [channel.closed for channel in connection.all] == [
+        *(True for _ in connection.all[:-1]),
+        False,
+    ]
+    assert len(connection.all) <= 6
+
+
+async def test_a_single_node_that_refuses_is_asked_once_and_gets_a_new_channel() -> None:
+    connection = RefusingChannels(has_several_nodes=False)
+    publisher = AmqpPublisher(connection)  # type: ignore[arg-type]  # a fake
+    outcomes = [await publisher.publish("x", "k", OutMessage(body=b"a"))]
+    connection.has_leader = True
+    outcomes.append(await publisher.publish("x", "k", OutMessage(body=b"a")))
+
+    assert outcomes == [PublishOutcome.REFUSED, PublishOutcome.CONFIRMED]
+    assert [channel.closed for channel in connection.all] == [True, False]
