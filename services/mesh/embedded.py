@@ -5,8 +5,9 @@ broker.
 
 import asyncio
 import os
-from contextlib import AbstractAsyncContextManager
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -28,7 +29,14 @@ from shared.runtime.cli import Ports
 from shared.runtime.clock import SystemClock
 from shared.runtime.health import Health
 from shared.runtime.lifecycle import EXIT_USAGE
+from shared.runtime.tasks import every
+from shared.store.location import this_process
+from shared.store.requests.memory_meshes import HOLD_PERIOD_S, MeshHold
+from shared.store.settings import StoreSettings
+from shared.store.store import opened_store
 from shared.tracing.opening import opened_tracer
+
+T = TypeVar("T")
 
 SERVICES: dict[str, tuple[Any, Any]] = {
     "agent": (AgentSettings, agent.serve),
@@ -44,21 +52,21 @@ class EmbeddedMesh(Mesh):
     def __init__(self, spec: MeshSpec, *, ready_timeout_s: float = READY_TIMEOUT_S) -> None:
         super().__init__(spec, ready_timeout_s=ready_timeout_s)
         self.hub = MemoryHub()
+        self._name = this_process()
+        self._holding = AsyncExitStack()
         self._stops: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
+        await self._holding.enter_async_context(self._shown_in_store())
         for name, (service, values) in self.spec.service_settings().items():
             self._start(name, service, values)
 
     def _start(self, name: str, service: str, values: dict[str, Any]) -> None:
         settings_type, serve = SERVICES[service]
-        try:
-            settings = msgspec.convert(
-                values | {"amqp_url": "memory://"}, settings_type, strict=False
-            )
-        except msgspec.ValidationError as error:
-            raise SettingsError(f"{name}: {error}") from error
+        if "store" in values:
+            values = values | {"store": values["store"] | {"memory_mesh": self._name}}
+        settings = _converted(name, values | {"amqp_url": "memory://"}, settings_type)
         stop = self._stops[name] = asyncio.Event()
 
         async def run() -> None:
@@ -108,8 +116,49 @@ class EmbeddedMesh(Mesh):
             self._stops[name].set()
         await asyncio.gather(*(self._tasks.pop(name) for name in names), return_exceptions=True)
 
+    async def stop(self) -> None:
+        try:
+            await super().stop()
+        finally:
+            await self._holding.aclose()
+
+    @asynccontextmanager
+    async def _shown_in_store(self) -> AsyncIterator[None]:
+        """
+        Context in which the store shows that this mesh lives: when it is gone, the next mesh at the
+        store ends the requests that it had in memory.
+        """
+        values = self.spec.planner.get("store", {})
+        async with opened_store(_converted("store", values, StoreSettings)) as store:
+            if store is None:
+                yield
+                return
+            stop, hold = asyncio.Event(), MeshHold(store.memory_meshes, self._name)
+            holding = asyncio.create_task(
+                every(HOLD_PERIOD_S, hold.show, stop=stop), name="hold the mesh's requests"
+            )
+            try:
+                yield
+            finally:
+                stop.set()
+                await holding
+                await hold.end()
+
     def open_broker(self, client_name: str) -> AbstractAsyncContextManager[Broker]:
         return open_broker("memory://", client_name=client_name, hub=self.hub)
+
+
+def _converted(name: str, values: dict[str, Any], settings_type: type[T]) -> T:
+    """
+    Settings of the service *name*.
+
+    Raises:
+        SettingsError: They are invalid; the message names the service and the field.
+    """
+    try:
+        return msgspec.convert(values, settings_type, strict=False)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{name}: {error}") from error
 
 
 def _error_of(task: asyncio.Task[None]) -> BaseException | None:

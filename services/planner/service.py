@@ -20,6 +20,7 @@ from services.planner.grouper.intake import Intake
 from services.planner.grouper.lane_reports import LaneReports
 from services.planner.grouper.placement import Placement
 from services.planner.grouper.stored.claims import Claims
+from services.planner.grouper.stored.lost_requests import LostRequests
 from services.planner.grouper.stored.questions import Questions
 from services.planner.grouper.stored.replies import StoredReplies
 from services.planner.grouper.tenants import DEMAND_PERIOD_S, TenantGate
@@ -76,6 +77,7 @@ DEAD_LETTERS_AT_ONCE = 64
 STORED_REPLIES_AT_ONCE = 256
 QUESTIONS_AT_ONCE = 16
 CLAIMS_PERIOD_S = 0.5
+LOST_REQUESTS_PERIOD_S = 1.0
 TICK_PERIOD_S = 1.0
 
 
@@ -314,6 +316,14 @@ class _Planner:
         await self._consume(topology.STORED, replies.on_reply, STORED_REPLIES_AT_ONCE)
         self._tasks.create_task(store.follow(self._stop), name="follow-store")
         self._repeat("grouper.claims", CLAIMS_PERIOD_S, claims.mark_late)
+        lost = LostRequests(
+            broker=self._broker,
+            store=store,
+            holder=claims.holder,
+            own=self._ports.settings.store.memory_mesh,
+            clock=self._ports.clock,
+        )
+        self._repeat("grouper.lost_requests", LOST_REQUESTS_PERIOD_S, lost.end_some)
 
     def _expiry(
         self,

@@ -104,6 +104,8 @@ requests = Table(
     Column("kept_s", Double, nullable=False),
     # The row is deleted after this time.
     Column("expires_at", Double, nullable=False),
+    # Mesh with a broker in memory that has the request; null for other brokers.
+    Column("memory_mesh", Text),
     Index(None, "expires_at"),
 )
 

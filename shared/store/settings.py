@@ -87,6 +87,12 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     least twice `upload_timeout_s`.
     """
 
+    memory_mesh: str | None = None
+    """
+    Mesh with a broker in memory that uses the store; `headway up --broker embedded` sets it. What
+    is open when the mesh is gone runs again or fails.
+    """
+
     def limits_of(self, tenant: str) -> FileLimits:
         """Limits of the files of *tenant*."""
         return self.tenant_limits.get(tenant, self.limits)

@@ -28,6 +28,7 @@ from shared.store.migrating import check_schema
 from shared.store.objects.batches import BatchRows
 from shared.store.objects.responses import ResponseRows
 from shared.store.objects.webhooks import DeliveryRows
+from shared.store.requests.memory_meshes import MemoryMeshes
 from shared.store.requests.rows import RequestRows
 from shared.store.schema import leases, schema_info
 from shared.store.settings import StoreSettings
@@ -69,7 +70,8 @@ class Store:
         self.leases = Leases(self.database)
         self.files = FileRows(self.database, self.leases)
         self.documents = DocumentRows(self.database)
-        self.requests = RequestRows(self.database, self.leases)
+        self.requests = RequestRows(self.database, self.leases, memory_mesh=settings.memory_mesh)
+        self.memory_meshes = MemoryMeshes(self.database, self.leases)
         self.batches = BatchRows(self.database, self.leases)
         self.responses = ResponseRows(self.database, self.leases)
         self.deliveries = DeliveryRows(self.database, self.leases)

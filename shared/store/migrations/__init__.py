@@ -8,6 +8,7 @@ REVISIONS = (
     "shared.store.migrations.versions.r0003_documents",
     "shared.store.migrations.versions.r0004_batches",
     "shared.store.migrations.versions.r0005_responses",
+    "shared.store.migrations.versions.r0006_memory_meshes",
 )
 """Modules of all revisions in order; the number of a revision is its place, from 1."""
 HEAD = len(REVISIONS)

@@ -157,3 +157,4 @@ class StoredRequest(msgspec.Struct, frozen=True, kw_only=True):
     final: bytes | None
     kept_s: Seconds
     expires_at: UnixTime
+    memory_mesh: str | None = None

@@ -58,11 +58,15 @@ class RequestRows:
     Args:
         database: The store's database.
         leases: Its leases.
+        memory_mesh: Mesh of this process; None if its broker is not in memory.
     """
 
-    def __init__(self, database: Database, leases: Leases) -> None:
+    def __init__(
+        self, database: Database, leases: Leases, *, memory_mesh: str | None = None
+    ) -> None:
         self._database = database
         self._leases = leases
+        self._memory_mesh = memory_mesh
 
     async def ask(self, asked: Sequence[Asked]) -> list[bool]:
         """
@@ -140,6 +144,7 @@ class RequestRows:
                 ended_at=None,
                 grouped_at=None,
                 expires_at=self._database.now + UNENDED_S,
+                memory_mesh=self._memory_mesh,
             )
         )
 
@@ -333,7 +338,11 @@ class RequestRows:
         inserted = (
             database.insert(requests)
             .values(
-                created_at=database.now, expires_at=database.now + UNENDED_S, runs=0, **expressions
+                created_at=database.now,
+                expires_at=database.now + UNENDED_S,
+                runs=0,
+                memory_mesh=self._memory_mesh,
+                **expressions,
             )
             .on_conflict_do_nothing()
             .returning(requests.c.tenant, requests.c.id)
