@@ -59,16 +59,27 @@ def records(path: Path) -> Iterator[Record]:
     The records of a file; a last record that was not written whole is left out.
 
     Raises:
-        SettingsError: The file cannot be read, or has another version.
+        SettingsError: The file cannot be read, is no recording, or has another version; the message
+            names the file and the record.
     """
+    number = 1
     try:
         with path.open("rb") as file:
-            while len(length := file.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
-                size = int.from_bytes(length)
-                if len(frame := file.read(size)) < size:
-                    return
-                yield _decoder.decode(frame)
+            left = path.stat().st_size
+            while left >= _LENGTH_BYTES:
+                size = int.from_bytes(file.read(_LENGTH_BYTES))
+                left -= _LENGTH_BYTES + size
+                if left < 0:
+                    break
+                yield _decoder.decode(file.read(size))
+                number += 1
     except OSError as error:
         raise SettingsError(f"cannot read {path}: {error.strerror}") from error
     except msgspec.DecodeError as error:
-        raise SettingsError(f"{path} was not recorded by this version: {error}") from error
+        raise SettingsError(
+            f"{path}, record {number}: it was not recorded by this version: {error}"
+        ) from error
+    if number == 1:
+        raise SettingsError(
+            f"{path}, record 1: it is not whole; give a file of the agent's setting `record`"
+        )

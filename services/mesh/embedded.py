@@ -24,11 +24,11 @@ from services.planner.settings import Settings as PlannerSettings
 from shared.broker.connect import open_broker
 from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import Broker
-from shared.contracts.errors import SettingsError
+from shared.contracts.errors import MeshError, SettingsError
 from shared.runtime.cli import Ports
 from shared.runtime.clock import SystemClock
 from shared.runtime.health import Health
-from shared.runtime.lifecycle import EXIT_USAGE
+from shared.runtime.lifecycle import EXIT_USAGE, first_error
 from shared.runtime.tasks import every
 from shared.store.location import this_process
 from shared.store.requests.memory_meshes import HOLD_PERIOD_S, MeshHold
@@ -84,7 +84,7 @@ class EmbeddedMesh(Mesh):
 
     def ended(self) -> list[Ended]:
         return [
-            Ended(name, _code_of(task), f": {_error_of(task)!r}")
+            Ended(name, _code_of(task), f": {_words(_error_of(task))}")
             for name, task in self._tasks.items()
             if task.done()
         ]
@@ -162,7 +162,11 @@ def _converted(name: str, values: dict[str, Any], settings_type: type[T]) -> T:
 
 
 def _error_of(task: asyncio.Task[None]) -> BaseException | None:
-    return asyncio.CancelledError() if task.cancelled() else task.exception()
+    return asyncio.CancelledError() if task.cancelled() else first_error(task.exception())
+
+
+def _words(error: BaseException | None) -> str:
+    return str(error) if isinstance(error, MeshError) else repr(error)
 
 
 def _code_of(task: asyncio.Task[None]) -> int | None:

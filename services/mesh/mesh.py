@@ -10,7 +10,8 @@ from typing import Self
 from services.mesh.ready import wait_ready
 from services.mesh.spec import MeshSpec
 from shared.broker.protocol import Broker
-from shared.contracts.errors import MeshError
+from shared.contracts.errors import MeshError, SettingsError
+from shared.runtime.lifecycle import EXIT_USAGE
 
 READY_TIMEOUT_S = 240.0
 AGENT = "agent-"
@@ -53,10 +54,11 @@ class Mesh(ABC):
         Check that no started service has ended.
 
         Raises:
+            SettingsError: A service has ended because of its settings.
             MeshError: A service has ended; the message contains the reason.
         """
         for each in self.ended():
-            raise MeshError(f"{each.name} ended{each.last_words}")
+            raise error_of(each)(f"{each.name} ended{each.last_words}")
 
     @abstractmethod
     async def retry_starts(self) -> None:
@@ -110,6 +112,11 @@ class Mesh(ABC):
         traceback: TracebackType | None,
     ) -> None:
         await self.stop()
+
+
+def error_of(ended: Ended) -> type[MeshError]:
+    """Kind of the error that *ended* is for the user of the mesh."""
+    return SettingsError if ended.code == EXIT_USAGE else MeshError
 
 
 def stop_signals() -> list[signal.Signals]:

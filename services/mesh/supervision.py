@@ -7,11 +7,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.mesh.mesh import AGENT, Ended, Mesh, is_agent
+from services.mesh.mesh import AGENT, Ended, Mesh, error_of, is_agent
 from shared.broker import topology
 from shared.broker.listening import listening
 from shared.contracts.base import Decoder, Seconds
-from shared.contracts.errors import MeshError
 from shared.contracts.telemetry import InstanceStatus
 from shared.runtime.lifecycle import EXIT_USAGE
 from shared.runtime.tasks import pause
@@ -86,7 +85,8 @@ class Supervisor:
         Supervise until *stop*.
 
         Raises:
-            MeshError: A service ends too often, or because of its settings.
+            SettingsError: A service ends because of its settings.
+            MeshError: A service ends too often.
         """
         bindings = [(topology.TELEMETRY, topology.STATUS_KEYS)]
         queue = topology.temporary_queue("supervision")
@@ -103,7 +103,7 @@ class Supervisor:
         delay_s = self._restarts[ended.name].next_delay_s()
         if ended.code == EXIT_USAGE or delay_s is None:
             often = "" if delay_s is not None else f" more than {MOST_RESTARTS} times in a minute"
-            raise MeshError(f"{ended.name} {cause_of(ended)}{often}{ended.last_words}")
+            raise error_of(ended)(f"{ended.name} {cause_of(ended)}{often}{ended.last_words}")
         error = ended.last_words if ended.code is None else ""
         restart = _Restart(cause_of(ended) + error, self._now())
         status = self._statuses.get(_instance_of(ended.name))

@@ -72,16 +72,16 @@ def run_service(service: str, main: ServiceMain, *, limit_s: Seconds | None = No
         try:
             runner.run(run_until_stopped(main, limit_s=limit_s))
         except* SettingsError as group:
-            log.error("service.misconfigured", service=service, error=_first(group))
+            log.error("service.misconfigured", service=service, error=str(first_error(group)))
             code = EXIT_USAGE
         except* BrokerUnavailableError as group:
-            log.error("broker.unreachable", service=service, error=_first(group))
+            log.error("broker.unreachable", service=service, error=str(first_error(group)))
             code = EXIT_NO_BROKER
     return code
 
 
-def _first(group: BaseExceptionGroup[Exception]) -> str:
-    error: BaseException = group
+def first_error(error: BaseException | None) -> BaseException | None:
+    """The first error in a group, and in the groups that it has; else *error* itself."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return str(error)
+    return error

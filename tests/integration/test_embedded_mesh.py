@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ops.ports import free_port
@@ -145,6 +146,13 @@ async def test_a_ready_agent_has_its_warm_models(tmp_path: Path):
 async def test_invalid_settings_are_refused_at_once(tmp_path: Path):
     with pytest.raises(SettingsError, match=r"agent-a.*nonsense"):
         await EmbeddedMesh(spec(tmp_path, nonsense=1)).__aenter__()
+
+
+async def test_settings_that_a_service_refuses_are_named(tmp_path: Path):
+    """The service checks them when it starts, in a task of its own."""
+    bad = msgspec.structs.replace(spec(tmp_path), planner={"leader": {"policy": "none"}})
+    with pytest.raises(SettingsError, match=r"^grouper-0 ended: leader\.policy 'none' does not"):
+        await EmbeddedMesh(bad).__aenter__()
 
 
 async def test_kill_ends_a_service_that_ignores_its_cancellation(tmp_path: Path):

@@ -1,6 +1,5 @@
 """`headway-agent replay`: runs recorded events through the instance, and prints its decisions."""
 
-import sys
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,10 +9,11 @@ from cyclopts import Parameter
 
 from services.agent.recording import Begin, records
 from shared.contracts.base import Seconds, UnixTime
+from shared.contracts.errors import SettingsError
 from shared.contracts.requests import QueuedRequest
 from shared.runtime import extensions
 from shared.runtime.cli import print_data
-from shared.runtime.lifecycle import EXIT_OK, EXIT_USAGE
+from shared.runtime.lifecycle import EXIT_OK
 from shared.runtime.options import AsJson, SecondsOption
 from solver.instance.commands import Submit
 from solver.instance.instance import Instance
@@ -51,8 +51,7 @@ def replay(
             instance = Instance(event.settings, event.models, now, operations)
             commands: list[Any] = []
         elif instance is None:
-            print(f"{file}: the first record must describe the instance", file=sys.stderr)
-            return EXIT_USAGE
+            raise SettingsError(f"{file}, record 1: it must describe the instance")
         else:
             commands = instance.handle(event, now)
         lines = [text_of(each) for each in (event, *commands)]

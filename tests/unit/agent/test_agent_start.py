@@ -97,8 +97,13 @@ async def test_replay_prints_the_events_of_a_request_with_their_commands(
 
 @pytest.mark.parametrize(
     ("body", "message"),
-    [(None, "cannot read"), (b"\x00\x00\x00\x01\xff", "was not recorded by this version")],
-    ids=["absent", "other contents"],
+    [
+        (None, "cannot read"),
+        (b"\x00\x00\x00\x01\xff", "events, record 1: it was not recorded by this version"),
+        (b"root:x:0:0:root:/root:/bin/bash\n", "events, record 1: it is not whole; give a file"),
+        (b"", "events, record 1: it is not whole; give a file"),
+    ],
+    ids=["absent", "other contents", "text", "empty"],
 )
 def test_file_that_is_not_a_recording_is_refused(
     tmp_path: Path, body: bytes | None, message: str, capsys: pytest.CaptureFixture[str]

@@ -14,7 +14,7 @@ from shared.broker.memory.broker import MemoryBroker
 from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import Broker, OutMessage
 from shared.contracts.base import InstanceId
-from shared.contracts.errors import MeshError
+from shared.contracts.errors import MeshError, SettingsError
 from shared.contracts.telemetry import InstanceStatus
 from shared.runtime.lifecycle import EXIT_USAGE
 from tests.brokers import eventually
@@ -153,7 +153,7 @@ async def test_a_service_that_ends_again_and_again_ends_the_mesh(rig: Rig):
 
 async def test_wrong_settings_are_not_tried_again(rig: Rig):
     rig.mesh.end("gateway", EXIT_USAGE, "; the end of gateway.log:\nport")
-    with pytest.raises(MeshError, match="ended with code 2; the end of"):
+    with pytest.raises(SettingsError, match="ended with code 2; the end of"):
         await rig.running
     assert not rig.mesh.restarted
 
