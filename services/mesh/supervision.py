@@ -6,13 +6,14 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 from services.mesh.mesh import AGENT, Ended, Mesh, error_of, is_agent
 from shared.broker import topology
 from shared.broker.listening import listening
 from shared.contracts.base import Decoder, Seconds
 from shared.contracts.telemetry import InstanceStatus
-from shared.runtime.lifecycle import EXIT_USAGE
+from shared.runtime.lifecycle import EXIT_NO_BROKER, EXIT_USAGE
 from shared.runtime.tasks import pause
 
 _decode: Decoder[InstanceStatus] = Decoder(InstanceStatus)
@@ -21,6 +22,9 @@ MOST_RESTARTS, WINDOW_S = 5, 60.0
 """A service that ends more often than this within the window ends the mesh."""
 FIRST_DELAY_S: Seconds = 0.5
 """Delay before a second restart within the window; doubled for each further one."""
+
+BROKER_DELAY_S: Seconds = 2.0
+"""Delay before a service starts again that found no broker."""
 
 
 class Restarts:
@@ -79,6 +83,8 @@ class Supervisor:
         self._statuses: dict[str, InstanceStatus] = {}
         self._awaited: dict[str, _Restart] = {}
         """Name of an agent's process -> its restart; until the agent reports."""
+        self._without_broker: dict[str, Seconds] = {}
+        """Name of a service -> time at which it last found no broker."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """
@@ -100,6 +106,9 @@ class Supervisor:
                 await pause(stop, LOOK_S)
 
     async def _restart(self, ended: Ended, stop: asyncio.Event) -> None:
+        if ended.code == EXIT_NO_BROKER:
+            await self._restart_without_broker(ended.name, stop)
+            return
         delay_s = self._restarts[ended.name].next_delay_s()
         if ended.code == EXIT_USAGE or delay_s is None:
             often = "" if delay_s is not None else f" more than {MOST_RESTARTS} times in a minute"
@@ -118,6 +127,18 @@ class Supervisor:
             self._awaited[ended.name] = restart
         else:
             self._say(f"{ended.name} {restart.cause}; started again")
+
+    async def _restart_without_broker(self, name: str, stop: asyncio.Event) -> None:
+        """
+        Start a service again that found no broker. The service is not at fault, so that this does
+        not count: it is repeated until a broker answers.
+        """
+        now = self._now()
+        if now - self._without_broker.get(name, -inf) > WINDOW_S:
+            self._say(f"{name} finds no broker; it is started again until one answers")
+        self._without_broker[name] = now
+        if not await pause(stop, BROKER_DELAY_S):
+            await self._mesh.restart(name)
 
     def _on_status(self, status: InstanceStatus) -> None:
         name = f"{AGENT}{status.instance_id}"

@@ -8,7 +8,14 @@ import pytest
 
 from services.mesh.mesh import Ended, Mesh
 from services.mesh.spec import AgentSpec, MeshSpec
-from services.mesh.supervision import MOST_RESTARTS, WINDOW_S, Restarts, Supervisor, cause_of
+from services.mesh.supervision import (
+    BROKER_DELAY_S,
+    MOST_RESTARTS,
+    WINDOW_S,
+    Restarts,
+    Supervisor,
+    cause_of,
+)
 from shared.broker import topology
 from shared.broker.memory.broker import MemoryBroker
 from shared.broker.memory.hub import MemoryHub
@@ -16,7 +23,7 @@ from shared.broker.protocol import Broker, OutMessage
 from shared.contracts.base import InstanceId
 from shared.contracts.errors import MeshError, SettingsError
 from shared.contracts.telemetry import InstanceStatus
-from shared.runtime.lifecycle import EXIT_USAGE
+from shared.runtime.lifecycle import EXIT_NO_BROKER, EXIT_USAGE
 from tests.brokers import eventually
 
 pytestmark = pytest.mark.virtual_time
@@ -149,6 +156,25 @@ async def test_a_service_that_ends_again_and_again_ends_the_mesh(rig: Rig):
     with pytest.raises(MeshError, match="more than 5 times in a minute; the end of"):
         await rig.running
     assert rig.mesh.restarted == ["leader-0"] * MOST_RESTARTS
+
+
+async def test_a_service_that_finds_no_broker_is_started_until_one_answers(rig: Rig):
+    await rig.report(incarnation="one", running=1)
+    rig.mesh.end(AGENT, KILLED)
+    await eventually(lambda: rig.mesh.restarted == [AGENT])
+    rig.mesh.ends_again = True
+    rig.mesh.end(AGENT, EXIT_NO_BROKER)
+    await eventually(lambda: len(rig.mesh.restarted) > 2 * MOST_RESTARTS)
+    rig.mesh.ends_again = False
+    await asyncio.sleep(BROKER_DELAY_S + 1.0)
+    rig.now += 60.0
+    await rig.report(incarnation="two")
+
+    assert not rig.running.done()
+    assert rig.lines == [
+        f"{AGENT} finds no broker; it is started again until one answers",
+        "a0 was killed by signal 9 (SIGKILL); back after 60.0 s; its 1 request continues",
+    ]
 
 
 async def test_wrong_settings_are_not_tried_again(rig: Rig):
