@@ -39,6 +39,14 @@ class Instances:
         """Return whether an instance serves a model of this name."""
         return any(name in {each.model for each in status.models} for status in self._recent())
 
+    def engines(self, model: ModelName) -> set[str]:
+        """Names of the engines that serve a base model, or can activate it."""
+        return {
+            status.engine
+            for status in self._recent()
+            if model in {each.model for each in status.models}
+        }
+
     def releasing(self, model: ModelName) -> list[InstanceId]:
         """Instances that still hold a model that was removed from the registry."""
         return sorted(s.instance_id for s in self._recent() if model in s.releasing)

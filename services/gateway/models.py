@@ -2,7 +2,10 @@
 
 import msgspec
 
-from shared.models.registry import ModelRegistry
+from services.gateway.instances import Instances
+from services.gateway.replies import SIMULATED, SIMULATED_ENGINE
+
+OWNER = "headway"
 
 
 class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -11,7 +14,8 @@ class ModelObject(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str = "model"
     created: int = 0
-    owned_by: str = "headway"
+    owned_by: str = OWNER
+    """`headway-simulated` if only simulated engines serve the model."""
     root: str
     parent: str | None = None
     """Base model of an adapter."""
@@ -25,22 +29,33 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     data: list[ModelObject]
 
 
-def model_object(registry: ModelRegistry, name: str) -> ModelObject:
+def model_object(instances: Instances, name: str) -> ModelObject:
     """
     Description of the model that requests call *name*.
 
     Raises:
         ContractError: The name is unknown.
     """
+    registry = instances.registry
     if (split := registry.split(name)) is not None:
-        lengths = [model_object(registry, target).max_model_len for target in split.weights]
-        return ModelObject(id=name, root=name, max_model_len=min(lengths))
+        parts = [model_object(instances, target) for target in split.weights]
+        owners = {each.owned_by for each in parts}
+        return ModelObject(
+            id=name,
+            owned_by=owners.pop() if len(owners) == 1 else OWNER,
+            root=name,
+            max_model_len=min(each.max_model_len for each in parts),
+        )
     ref = registry.resolve(name)
-    entry = registry.entry(ref.base)
-    parent = None if ref.adapter is None else ref.base
-    return ModelObject(id=name, root=ref.base, parent=parent, max_model_len=entry.max_model_len)
+    return ModelObject(
+        id=name,
+        owned_by=SIMULATED if instances.engines(ref.base) == {SIMULATED_ENGINE} else OWNER,
+        root=ref.base,
+        parent=None if ref.adapter is None else ref.base,
+        max_model_len=registry.entry(ref.base).max_model_len,
+    )
 
 
-def model_list(registry: ModelRegistry) -> ModelList:
-    """All models of *registry*, by every name."""
-    return ModelList(data=[model_object(registry, name) for name in registry.names])
+def model_list(instances: Instances) -> ModelList:
+    """All models of the registry, by every name."""
+    return ModelList(data=[model_object(instances, name) for name in instances.registry.names])

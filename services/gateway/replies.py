@@ -1,5 +1,6 @@
 """Renders answers in OpenAI's formats; `exchange.py` sends them."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,10 @@ from services.gateway.shapes import Choice, Endpoint
 from shared.contracts.requests import ErrorInfo, RequestCompleted, Usage
 
 SSE_DONE = b"data: [DONE]\n\n"
+SIMULATED_ENGINE = "simulated"
+"""Name of the engine whose answers are random text."""
+_FINGERPRINT = re.compile(rb'"system_fingerprint":(?:null|"[^"]*")')
+"""The field as vLLM writes it; in a text, its quotes would be escaped."""
 _NOTHING: Mapping[str, Any] = {}
 
 
@@ -39,8 +44,21 @@ def headway_of(final: RequestCompleted) -> dict[str, Any]:
     }
 
 
+def fingerprint_of(engine: str) -> str:
+    """OpenAI's `system_fingerprint` of an answer by this kind of engine."""
+    return f"headway-{engine}"
+
+
+SIMULATED = fingerprint_of(SIMULATED_ENGINE)
+
+
 def with_headway(body: bytes, finals: Sequence[RequestCompleted]) -> bytes:
-    """A JSON object with the mesh's results: one, or a list if the call had several requests."""
+    """
+    A JSON object with the mesh's results: one, or a list if the call had several requests. If a
+    simulated engine has answered, the fingerprint says so.
+    """
+    if any(final.engine == SIMULATED_ENGINE for final in finals):
+        body = _FINGERPRINT.sub(f'"system_fingerprint":"{SIMULATED}"'.encode(), body, count=1)
     results = [headway_of(final) for final in finals]
     encoded = msgspec.json.encode(results[0] if len(results) == 1 else results)
     return body[:-1] + b',"headway":' + encoded + b"}"
@@ -91,6 +109,7 @@ class Renderer:
             "object": self._endpoint.whole,
             "created": int(final.timings.arrived_at),
             "model": final.model,
+            "system_fingerprint": fingerprint_of(final.engine),
         }
         return msgspec.json.encode(self._start | own | parts)
 
@@ -105,7 +124,10 @@ class Renderer:
 
     def closing(self, final: RequestCompleted) -> bytes:
         """Last events of a streamed answer: finish reason, usage if requested, and [DONE]."""
-        extra = {"headway": headway_of(final)}
+        extra = {
+            "system_fingerprint": fingerprint_of(final.engine),
+            "headway": headway_of(final),
+        }
         choice = self._endpoint.chunk_choice("", final.finish_reason.value)
         events = self._chunk([choice], extra)
         if self._include_usage:

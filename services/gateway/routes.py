@@ -54,13 +54,13 @@ def build_app(gateway: Gateway, health: Health) -> Litestar:
     @get("/v1/models")
     async def models(request: AnyRequest) -> ModelList:
         _authenticate(gateway, request)
-        return model_list(gateway.registry)
+        return model_list(gateway.instances)
 
     @get("/v1/models/{name:path}")
     async def model(request: AnyRequest, name: FromPath[str]) -> ModelObject:
         # The parameter has the type `path`, since model names may contain slashes.
         _authenticate(gateway, request)
-        return model_object(gateway.registry, str(name).removeprefix("/"))
+        return model_object(gateway.instances, str(name).removeprefix("/"))
 
     @get("/v1/usage")
     async def tenant_usage(request: AnyRequest) -> Response[bytes]:

@@ -218,6 +218,7 @@ def _gateway(
         ),
         bodies=BodyMemory(settings.max_open_body_bytes),
         producer=producer,
+        instances=Instances(registry=registry, clock=ports.clock),
         metrics=GatewayMetrics(ports.health.metrics),
         clock=ports.clock,
         store=store,
@@ -230,7 +231,7 @@ def _gateway(
 async def _serve(ports: Ports[Settings], gateway: Gateway, broker: Broker, access: Access) -> None:
     """Open the port, then the front and all routes; serve until the gateway is drained."""
     settings, stop = ports.settings, gateway.stop
-    instances = Instances(registry=gateway.registry, clock=ports.clock)
+    instances = gateway.instances
     watching = MeshWatch(broker, ports.clock)
     opening = Opening(ports.health)
     edge = Edge(opening, keep_alive_s=settings.stream_keep_alive_s)

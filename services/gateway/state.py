@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from services.gateway.body import BodyMemory
 from services.gateway.fallbacks import Fallbacks
+from services.gateway.instances import Instances
 from services.gateway.intake import Intake
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.rate_limits import RateLimits
@@ -29,6 +30,7 @@ class Gateway:
     tenants: Tenants
     bodies: BodyMemory
     producer: Producer
+    instances: Instances
     metrics: GatewayMetrics
     clock: Clock
     store: Store | None = None

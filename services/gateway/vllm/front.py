@@ -194,11 +194,11 @@ def _routes(
 
     async def models(request: Request) -> Response:
         authenticate(request)
-        return Response(msgspec.json.encode(model_list(gateway.registry)), media_type=JSON)
+        return Response(msgspec.json.encode(model_list(gateway.instances)), media_type=JSON)
 
     async def model(request: Request) -> Response:
         authenticate(request)
-        found = model_object(gateway.registry, request.path_params["name"])
+        found = model_object(gateway.instances, request.path_params["name"])
         return Response(msgspec.json.encode(found), media_type=JSON)
 
     return Starlette(

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from services.gateway.body import BodyMemory
 from services.gateway.fallbacks import Fallbacks
 from services.gateway.headers import parse_hints
+from services.gateway.instances import Instances
 from services.gateway.intake import Accepted, Intake, load_tokenizers
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai import ChatBody, CompletionBody
@@ -86,6 +87,7 @@ def gateway_of(rig: IntakeRig, producer: Any, **fields: Any) -> Gateway:
         "tenants": tenants_of(),
         "bodies": BodyMemory(2 * 4 * 2**20),
         "producer": producer,
+        "instances": Instances(registry=rig.registry, clock=FakeClock()),
         "metrics": GatewayMetrics(CollectorRegistry()),
         "clock": FakeClock(),
         "stop": asyncio.Event(),

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from services.gateway.instances import SILENCE_S, Instances
+from services.gateway.models import model_object
 from services.gateway.service import FrontSteps
 from shared.contracts.base import InstanceId, ModelName
 from shared.contracts.errors import SettingsError
@@ -43,6 +44,18 @@ def test_models_have_the_instances_that_serve_or_can_activate_them(registry: Mod
 
     assert instances.by_model()[MODEL] == {"serving": 1, "able": 2, "differing": []}
     assert instances.by_model()[OTHER] == {"serving": 0, "able": 1, "differing": []}
+
+
+def test_models_of_simulated_engines_alone_are_owned_by_the_simulation(registry: ModelRegistry):
+    instances = Instances(registry=registry, clock=FakeClock(NOW))
+    before = model_object(instances, MODEL).owned_by
+    simulated = msgspec.structs.replace(status("one", MODEL, MODEL, OTHER), engine="simulated")
+    instances.on_status(simulated)
+    instances.on_status(status("two", OTHER, OTHER))
+
+    assert before == "headway"
+    assert model_object(instances, MODEL).owned_by == "headway-simulated"
+    assert model_object(instances, OTHER).owned_by == "headway"
 
 
 def test_silent_instances_are_not_counted(registry: ModelRegistry):
