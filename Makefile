@@ -24,6 +24,7 @@ help:
 
 setup:
 	@$(PYTHON) -m ops.setup $(if $(VLLM),--vllm $(VLLM))
+	@$(if $(filter setup,$(MAKECMDGOALS)),echo "ready. Next: .venv/bin/headway up --broker embedded")
 
 demo: setup
 	@$(VENV_PYTHON) -m ops.demo $(if $(ENGINE),--engine $(ENGINE)) $(if $(BROKER),--broker $(BROKER)) $(DEMO_ARGS)

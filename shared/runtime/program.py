@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -127,6 +128,7 @@ class Program:
             CycloptsError: The tokens do not fit the verb; or they name none.
         """
         app = self.app
+        self._check_verb(tokens)
         function, bound, ignored = app.parse_args([*tokens], print_error=False, exit_on_error=False)
         if function == app.help_print and not {*app.help_flags} & {*tokens}:
             raise CycloptsError(
@@ -134,6 +136,21 @@ class Program:
                 command_chain=app.parse_commands(tokens)[0],
             )
         return function, bound, ignored
+
+    def _check_verb(self, tokens: Sequence[str]) -> None:
+        """
+        Check that the verb exists: cyclopts would load all verbs to say that it does not.
+
+        Raises:
+            CycloptsError: There is no such verb; the message names the nearest one, or all.
+        """
+        chain, apps, left = self.app.parse_commands(tokens)
+        if not left or left[0].startswith("-") or apps[-1].default_command is not None:
+            return
+        known = [*self._choices(tokens)]
+        near = get_close_matches(left[0], known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it must be one of: {', '.join(known)}"
+        raise CycloptsError(msg=f"there is no verb {left[0]!r}: {hint}", command_chain=chain)
 
     def _choices(self, tokens: Sequence[str]) -> Iterator[str]:
         above = self.app.parse_commands(tokens)[1][-1]

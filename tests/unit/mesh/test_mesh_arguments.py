@@ -111,15 +111,18 @@ def test_help_shows_no_password(
     assert "secret" not in help_of(verb, capsys=capsys)
 
 
-@pytest.mark.parametrize("given", [["--help"], ["up", "--help"], ["top", "--help"]])
-def test_help_imports_no_service_and_no_large_package(given: list[str]):
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [(["--help"], 0), (["up", "--help"], 0), (["top", "--help"], 0), (["tpo"], 2), (["x"], 2)],
+)
+def test_help_and_unknown_verbs_import_no_service_and_no_large_package(given: list[str], code: int):
     program = (
         "import sys\n"
         "from services.mesh.cli import main\n"
         f"code = main({given})\n"
         "print(*sorted({name.partition('.')[0] for name in sys.modules} & set(sys.argv[1:])))\n"
         "print(*(name for name in sys.modules if name.endswith('.service')))\n"
-        "sys.exit(code)"
+        f"sys.exit(code != {code})"
     )
     large = ("litestar", "numba", "numpy", "sqlalchemy", "torch", "transformers")
     ran = subprocess.run(
@@ -127,6 +130,25 @@ def test_help_imports_no_service_and_no_large_package(given: list[str]):
     )
 
     assert ran.stdout.splitlines()[-2:] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["subm"], "headway: there is no verb 'subm': did you mean 'submit'?"),
+        (["keys", "creat"], "headway keys: there is no verb 'creat': did you mean 'create'?"),
+        (["plan", "shwo"], "headway plan: there is no verb 'shwo': did you mean 'show'?"),
+        (["nosuch"], "headway: there is no verb 'nosuch': it must be one of: up, submit,"),
+    ],
+)
+@pytest.mark.usefixtures("own_logging")
+def test_an_unknown_verb_is_answered_with_the_nearest_one_or_all(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+):
+    code = main(given)
+
+    assert code == 2
+    assert capsys.readouterr().err.startswith(said)
 
 
 @pytest.mark.parametrize(("verb", "hinted"), [("top", True), ("up", False)])
