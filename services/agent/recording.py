@@ -59,7 +59,7 @@ def records(path: Path) -> Iterator[Record]:
     The records of a file; a last record that was not written whole is left out.
 
     Raises:
-        SettingsError: The file cannot be read, or is no file of this version; the message
+        SettingsError: The file cannot be read, or this version did not write it; the message
             names the file and the record.
     """
     number = 1

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.api.unsupported import UnsupportedFields, refuse_unsupported
+from shared.contracts.base import hinted
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import InferenceRequest, Label, Priority, RequestedSlo
 from shared.contracts.qos import Importance, OnLate, PositiveSeconds
@@ -134,7 +135,8 @@ def decode_body(raw: bytes, body_type: type[B]) -> B:
         return body  # noqa: TRY300 - decoding is what fails
     except msgspec.ValidationError as error:
         text = str(error)
-        raise ContractError(_PATH.sub("", text), param=_field_at_fault(text)) from error
+        message = _PATH.sub("", text) + hinted(text).removeprefix(text)
+        raise ContractError(message, param=_field_at_fault(text)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ContractError(f"the body is not valid JSON: {error}", code="invalid_json") from error
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from shared.contracts.base import hinted
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import Label, ModelLabel, Priority, RequestedSlo
 from shared.contracts.qos import Importance, OnLate, PositiveSeconds
@@ -176,7 +177,7 @@ def call_body(fields: CallFields) -> CallBody:
     except msgspec.ValidationError as error:
         text = str(error)
         param = text.rpartition("`$.")[2].rstrip("`") if "`$." in text else "model"
-        raise ContractError(text, param=param) from error
+        raise ContractError(hinted(text), param=param) from error
 
 
 def stream_options(fields: CallFields) -> Raw | UnsetType:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from shared.contracts.base import Value
+from shared.contracts.base import Value, hinted
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import CallRequest, InferenceRequest, RequestedTargets
 from shared.contracts.requests import ReplyMode
@@ -41,7 +41,7 @@ def body_of(fields: Mapping[str, Any]) -> InferenceRequest | CallRequest:
         msgspec.json.decode(encoded, type=RequestedTargets)
         body = msgspec.json.decode(encoded, type=body_type)
     except (msgspec.ValidationError, TypeError, UnicodeEncodeError, RecursionError) as error:
-        raise ContractError(f"invalid request: {error}") from error
+        raise ContractError(f"invalid request: {hinted(str(error))}") from error
     if isinstance(body, InferenceRequest) and body.prompt is None and body.messages is None:
         raise ContractError("a request needs a prompt or messages", param="prompt")
     return body

@@ -1,6 +1,8 @@
 """Base of all messages, id types, and the codec."""
 
+import re
 from codecs import BOM_UTF8
+from difflib import get_close_matches
 from typing import Any, Generic, NewType, TypeVar
 
 import msgspec
@@ -35,6 +37,20 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 _encoder = msgspec.json.Encoder()
 
 
+SLO_FIELDS = ("ttft_s", "tbt_s", "ttlt_s", "deadline_at")
+"""Fields of `slo`, the only object of requests whose unknown fields are refused."""
+_MISSPELT = re.compile(r"unknown field `(.*)` - at `\$(?:\.\w+)*\.slo`$")
+
+
+def hinted(text: str) -> str:
+    """Msgspec's text about a body that violates its schema, with the fields that `slo` has."""
+    if (misspelt := _MISSPELT.search(text)) is None:
+        return text
+    near = get_close_matches(misspelt[1], SLO_FIELDS, n=1)
+    asked = f"; did you mean `{near[0]}`?" if near else ""
+    return f"{text}: slo has the fields {', '.join(SLO_FIELDS)}{asked}"
+
+
 def encode(message: msgspec.Struct) -> bytes:
     """Encode *message* as JSON; equal messages give equal bytes."""
     return _encoder.encode(message)
@@ -56,7 +72,7 @@ class Decoder(Generic[T]):
         try:
             return self._decoder.decode(body.removeprefix(BOM_UTF8))  # type: ignore[no-any-return]
         except msgspec.ValidationError as error:
-            raise ContractError(f"message breaks its schema: {error}") from error
+            raise ContractError(f"message breaks its schema: {hinted(str(error))}") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ContractError(f"message is not valid JSON: {error}") from error
         except RecursionError as error:

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from services.gateway.batches.lines import ENDPOINTS
 from services.gateway.parameters import whole_number
-from shared.contracts.base import Seconds, UnixTime
+from shared.contracts.base import Seconds, UnixTime, hinted
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import RequestedSlo
 from shared.store.ids import is_batch_id, is_file_id
@@ -194,7 +194,7 @@ def parse_request(body: bytes) -> BatchRequest:
         asked = msgspec.json.decode(body, type=BatchRequest)
     except msgspec.ValidationError as error:
         text = str(error)
-        raise ContractError(text, param=_field_of(text)) from error
+        raise ContractError(hinted(text), param=_field_of(text)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ContractError(f"the body is not valid JSON: {error}", code="invalid_json") from error
     if asked.endpoint not in ENDPOINTS:

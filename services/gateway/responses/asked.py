@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Raw
 
 from shared.api.calls import call_fields
+from shared.contracts.base import hinted
 from shared.contracts.errors import ContractError
 from shared.store.objects.responses import StoredResponse
 
@@ -63,7 +64,7 @@ def parse_asked(body: bytes) -> AskedResponse:
         text = str(error)
         missing = "model" if "`model`" in text else "input"
         param = text.rpartition("`$.")[2].rstrip("`") if "`$." in text else missing
-        raise ContractError(text, param=param) from error
+        raise ContractError(hinted(text), param=param) from error
     if asked.is_background and asked.store is False:
         raise ContractError("background needs the store: store must not be false", param="store")
     return asked

@@ -30,7 +30,7 @@ from shared.api.digests import body_digest
 from shared.api.pooling import NO_SAMPLING, check_inputs, check_task
 from shared.api.unsupported import UnsupportedFields, refuse_unsupported
 from shared.broker.protocol import Delivery
-from shared.contracts.base import Decoder, RequestId, Seconds, TenantId, UnixTime
+from shared.contracts.base import Decoder, RequestId, Seconds, TenantId, UnixTime, hinted
 from shared.contracts.checks import (
     check_body_size,
     check_prompt,
@@ -369,7 +369,8 @@ class Intake:
             refuse_unsupported(msgspec.convert(item.payload, UnsupportedFields))
             body = msgspec.convert(item.payload, InferenceRequest)
         except msgspec.ValidationError as error:
-            raise ContractError(f"payload violates its schema: {error}", param="payload") from error
+            message = f"payload violates its schema: {hinted(str(error))}"
+            raise ContractError(message, param="payload") from error
         return msgspec.structs.replace(
             body,
             id=item.id,
