@@ -1,6 +1,7 @@
 """The client for asyncio."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -85,8 +86,10 @@ class Answer:
         Raises:
             RequestError: The request has ended without its whole answer.
             TimeoutError: The time limit has passed; the request continues.
+            ContractError: The time limit is negative, infinite or not a number.
         """
-        async with asyncio.timeout(timeout_s):
+        limit_s = None if timeout_s is None else _checked_time_limit("timeout_s", timeout_s)
+        async with asyncio.timeout(limit_s):
             final = await self._generation.final()
         if isinstance(final, RequestFailed):
             raise RequestError(final.error)
@@ -167,6 +170,7 @@ class Client:
             RequestError: The mesh does not know the request (`request_not_found`), has no store
                 (`store_not_configured`), or cannot use it now (`store_unavailable`).
             BrokerUnavailableError: No planner has answered in time.
+            ContractError: The time limit is negative, infinite or not a number.
         """
 
         def question(reply_to: str) -> Message:
@@ -177,7 +181,7 @@ class Client:
             topology.CONTROL_REQUEST,
             question,
             _decode_status,
-            timeout_s=timeout_s,
+            timeout_s=_checked_time_limit("timeout_s", timeout_s),
             user_id=self._user_id,
         )
         if answer is None or isinstance(answer, PublishOutcome):
@@ -207,8 +211,10 @@ async def connect(
         SettingsError: The URL is invalid, or the broker refuses the login or the virtual host.
         BrokerUnavailableError: The broker does not answer, or the mesh has not been started.
         BrokerAccessError: The user has no right to the reply queue.
+        ContractError: A time limit is negative, infinite or not a number.
     """
     user_id = broker_user(Nodes(url).login)
+    _checked_time_limit("give_up_after_s", give_up_after_s)
     async with AsyncExitStack() as stack:
         broker = await stack.enter_async_context(AmqpBroker(url, client_name=name))
         producer = Producer(
@@ -225,3 +231,17 @@ async def connect(
                 "the mesh's exchanges do not exist; has a planner been started?"
             ) from error
         yield Client(broker, producer, user_id=user_id)
+
+
+def _checked_time_limit(name: str, value: float) -> float:
+    """
+    *value* of the option *name*.
+
+    Raises:
+        ContractError: It is negative, infinite or not a number.
+    """
+    if not (math.isfinite(value) and value >= 0):
+        raise ContractError(
+            f"{name} is {value}; it must be a finite number of seconds, at least 0", param=name
+        )
+    return value

@@ -7,6 +7,7 @@ import { RequestAssembly } from "./assembly.js";
 import { EXCHANGES, KINDS } from "./contract.js";
 import { BrokerError, HeadwayError, RequestError } from "./errors.js";
 import { userOf, within } from "./link.js";
+import { checkNumbers, checkTimeLimit } from "./numbers.js";
 import { Publisher } from "./publisher.js";
 import { Replies } from "./replies.js";
 
@@ -123,6 +124,7 @@ export class Client {
     if (idempotent && !fields.id) {
       throw new HeadwayError("invalid_request", "an idempotent request needs an id");
     }
+    checkNumbers(fields);
     const requestId = fields.id ?? `req-${randomUUID()}`;
     const asked = idempotent ? JSON.stringify(fields) : null;
     if (this.#outstanding.has(requestId)) return this.#join(requestId, asked);
@@ -168,6 +170,7 @@ export class Client {
 
   /** How far an idempotent request of this user has come. */
   async status(requestId, { timeoutS = STATUS_TIMEOUT_S } = {}) {
+    checkTimeLimit("timeoutS", timeoutS);
     const waiting = this.#questions.get(requestId) ?? new Set();
     this.#questions.set(requestId, waiting);
     let answer, status;
@@ -289,6 +292,7 @@ export class Client {
  * Rejects with a `BrokerError` if the broker does not answer or refuses the login.
  */
 export async function connect(url, { name = "client", giveUpAfterS = GIVE_UP_AFTER_S } = {}) {
+  checkTimeLimit("giveUpAfterS", giveUpAfterS);
   const client = new Client(url, { name, giveUpAfterS });
   await client.open(url, name);
   return client;

@@ -9,6 +9,7 @@ import shared.client.client
 from shared.broker.memory.broker import MemoryBroker
 from shared.broker.memory.hub import MemoryHub
 from shared.client import BrokerUnavailableError, SettingsError, connect
+from shared.contracts.errors import ContractError
 
 
 @pytest.mark.parametrize(
@@ -36,4 +37,11 @@ async def test_a_broker_without_a_mesh_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(shared.client.client, "AmqpBroker", opened)
     with pytest.raises(BrokerUnavailableError, match="has a planner been started"):
         async with connect("amqp://127.0.0.1/"):
+            pass
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+async def test_a_time_limit_is_finite_and_not_negative(value: float):
+    with pytest.raises(ContractError, match=r"give_up_after_s is .*at least 0"):
+        async with connect("amqp://127.0.0.1/", give_up_after_s=value):
             pass

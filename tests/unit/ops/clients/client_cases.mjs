@@ -130,6 +130,26 @@ const cases = {
     return [...refused, await outcome(client.submit(report, { idempotent: true }))];
   },
 
+  async numbersThatJsonLacks() {
+    const client = await connect(URL);
+    const said = async (promise) => promise.then(() => "done", (error) => error.message);
+    const sent = [];
+    broker.onPublish = (_, { confirmed }) => sent.push(confirmed(null));
+    const found = [];
+    for (const asked of [
+      { ...fields, slo: { ttft_s: NaN } },
+      { ...fields, ttl_s: -1 },
+      { ...fields, slo: { tbt_s: 0 } },
+      { ...fields, temperature: Infinity },
+      { endpoint: "/v1/completions", body: { logit_bias: { 7: -Infinity }, prompt: [1, NaN] } },
+    ]) {
+      found.push(await said(client.submit(asked)));
+    }
+    found.push(await said(client.status("asked", { timeoutS: NaN })));
+    found.push(await said(connect(URL, { giveUpAfterS: -1 })));
+    return [found, sent.length];
+  },
+
   async unreadableReply() {
     const warned = [];
     process.on("warning", (warning) => warned.push(warning.name));

@@ -34,6 +34,18 @@ EXPECTED: dict[str, Any] = {
         "seven eight",
     ],
     "repeatedBesideAFailedPublish": ["BrokerError over_capacity"] * 2 + ["done"],
+    "numbersThatJsonLacks": [
+        [
+            "slo.ttft_s is NaN; it must be a finite number",
+            "ttl_s is -1; it must be above 0 and at most 2592000 (seconds)",
+            "slo.tbt_s is 0; it must be above 0 and at most 2592000 (seconds)",
+            "temperature is Infinity; it must be a finite number",
+            "body.logit_bias.7 is -Infinity; it must be a finite number",
+            "timeoutS is NaN; it must be a number from 0 to 2147482 (seconds)",
+            "giveUpAfterS is -1; it must be a number from 0 to 2147482 (seconds)",
+        ],
+        0,
+    ],
     "unreadableReply": ["seven", 2, ["HeadwayWarning"]],
     "tooLargeBesideAnother": ["done", "BrokerError broker_refused"],
 }
