@@ -27,7 +27,7 @@ from services.agent.telemetry.request_log import RequestLog
 from services.agent.telemetry.stored_starts import StoredStarts
 from shared.broker import topology
 from shared.broker.consumer import Dispatcher
-from shared.broker.declaring import declare_topology
+from shared.broker.declaring import claim_instance, declare_topology
 from shared.broker.protocol import BindingSpec, Broker
 from shared.broker.stories import PERIOD_S as GATHER_PERIOD_S
 from shared.broker.stories import StoryOutbox
@@ -111,6 +111,9 @@ async def serve_instance(
         stop: Ends the instance.
         make_engine: Creates its engine.
         common: What the instances of this process share; None: this one is alone.
+
+    Raises:
+        SettingsError: Another agent has the id of the instance.
     """
     settings = ports.settings
     registry = ModelRegistry.load(Path(settings.registry))
@@ -125,6 +128,8 @@ async def serve_instance(
             ports.open_broker(f"headway-agent-{settings.instance_id}")
         )
         await declare_topology(broker)
+        if common is None:  # else claims of servers exclude each other
+            await claim_instance(broker, settings.instance_id)
         agent = Agent(ports, broker, engine, models, registry, common=common)
         if common is not None:
             stack.enter_context(common.turns.joined(agent.instance))

@@ -348,6 +348,19 @@ def server_claim(server: str) -> QueueSpec:
     )
 
 
+def instance_claim(instance_id: str) -> QueueSpec:
+    """
+    Queue without messages that serves as a lock: its owner alone is the instance with this id. It
+    is deleted with the owner's connection.
+    """
+    return QueueSpec(
+        name=f"agent-claim.instance.{instance_id}",
+        type=QueueType.CLASSIC,
+        durable=False,
+        exclusive=True,
+    )
+
+
 def lock_of(queue: str) -> QueueSpec:
     """
     Queue that serves as the lock of a work queue: its owner may create or delete the work queue.
