@@ -10,6 +10,7 @@ import structlog
 
 from services.agent.backends.settings import VllmSettings
 from services.agent.backends.vllm.front.process import NO_VARIABLES, HostProcess
+from services.agent.backends.vllm.front.start_turn import StartTurn
 from services.agent.backends.vllm.shared.wire import (
     Activate,
     Attach,
@@ -36,6 +37,7 @@ class HostLink:
         process: The host.
         connection: Connection to the host.
         settings: Timeouts.
+        turn: Turn of its start, which ends when it is ready or has ended.
         on_event: Receives the host's events, except replies and the event that the host is ready.
         on_lost: Called once when the host and its engines have ended, unless `close` ended them.
     """
@@ -45,6 +47,7 @@ class HostLink:
         process: HostProcess,
         connection: Connection[HostEvent],
         settings: VllmSettings,
+        turn: StartTurn,
         *,
         on_event: Callable[[HostEvent], None],
         on_lost: Callable[[str], None],
@@ -58,6 +61,7 @@ class HostLink:
         self._replies: dict[str, asyncio.Future[Reply]] = {}
         """Name in a reply -> its future."""
         self._ready: asyncio.Future[HostReady] = asyncio.get_running_loop().create_future()
+        self._ready.add_done_callback(lambda _ready: turn.end())
         self._attendance = asyncio.create_task(self._attend(), name="attend-engine-host")
 
     @classmethod
@@ -72,11 +76,12 @@ class HostLink:
         variables: Mapping[str, str] = NO_VARIABLES,
     ) -> "HostLink":
         """
-        Start a host, with further environment *variables*; `ready` waits for it.
+        Start a host in its turn, with further environment *variables*; `ready` waits for it.
 
         Raises:
             EngineError: The host cannot be started.
         """
+        turn = await StartTurn.taken()
         ours, theirs = socket.socketpair()
         try:
             process = await HostProcess.launch(
@@ -86,14 +91,17 @@ class HostLink:
                 scratch=scratch,
                 variables=variables,
             )
-        except OSError as error:
+        except BaseException as error:
             ours.close()
+            turn.end()
+            if not isinstance(error, OSError):
+                raise
             raise EngineError(f"cannot start the engine host: {error}") from error
         finally:
             theirs.close()
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         connection: Connection[HostEvent] = Connection(reader, writer, HostEvent)
-        return cls(process, connection, settings, on_event=on_event, on_lost=on_lost)
+        return cls(process, connection, settings, turn, on_event=on_event, on_lost=on_lost)
 
     @property
     def pid(self) -> int:
