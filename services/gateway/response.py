@@ -1,6 +1,7 @@
 """The HTTP response of vLLM's application, with the mesh's headers, results and errors."""
 
 import asyncio
+import re
 from typing import Any
 
 from services.gateway.call import Call
@@ -14,8 +15,8 @@ from shared.contracts.requests import ErrorInfo
 
 EVENT_STREAM = b"text/event-stream"
 JSON = b"application/json"
-_LAST = (b'"finish_reason":"', b'"stop_reason":"', b'"status":"completed"')
-"""Parts of the event that ends the text of an answer, by API."""
+_LAST = re.compile(rb'"(?:finish_reason|stop_reason)": ?"|"status": ?"completed"')
+"""Part of the event that ends the text of an answer; some servers write spaces."""
 
 
 class Response:
@@ -104,7 +105,7 @@ class Response:
             await self._pass_start()
         call = self.call
         # Search only calls with an ended request for the last event: this runs for each token.
-        if call and (call.finals or call.stopping) and any(each in body for each in _LAST):
+        if call and (call.finals or call.stopping) and _LAST.search(body):
             if call.stopping:
                 await asyncio.wait(call.stopping)
             if call.finals:
