@@ -46,8 +46,7 @@ def _late(story: Story, missed: Lateness) -> str:
 def _in_time(story: Story) -> str:
     took_s = story.finished_at - story.arrived_at
     if story.outcome != COMPLETED:
-        after = f" after {seconds(took_s)}" if story.arrived_at else ", and was never in a lane"
-        return f"It ended with the error {story.outcome}{after}"
+        return f"It ended with the error {story.outcome}{_when(story)}"
     deadline_at = story.slo.planning_deadline_at(story.arrived_at)
     if isinf(deadline_at):
         return f"It has no deadline, and its answer was complete after {seconds(took_s)}"
@@ -55,6 +54,14 @@ def _in_time(story: Story) -> str:
     at = (story.first_token_at or story.finished_at) if is_first else story.finished_at
     what = "first token came" if is_first else "answer was complete"
     return f"It was in time: its {what} {seconds(deadline_at - at)} before its deadline"
+
+
+def _when(story: Story) -> str:
+    """When a request without an answer ended; the arrival of a held one is its `not_before`."""
+    if not story.arrived_at:
+        return ", and was never in a lane"
+    took_s = story.finished_at - story.arrived_at
+    return f" {seconds(abs(took_s))} {'before' if took_s < 0 else 'after'} it could begin"
 
 
 def _disturbance(story: Story) -> str:

@@ -206,11 +206,19 @@ class Grouper:
 
         Raises:
             ContractError: Something else was asked under this id.
+            CapacityError: The disk of the store is full.
         """
         async with self._turn(identity(request.tenant, request.request_id)):
             try:
                 claim = await self._claims.claim(request, stored)
-            except (StoreUnavailableError, StoreFullError) as error:
+            except StoreFullError as error:
+                # Waiting would not help: the operator must make room.
+                raise CapacityError(
+                    f"the id cannot be claimed: {error}",
+                    retry_after_s=CLAIM_RETRY_S,
+                    status=HTTPStatus.SERVICE_UNAVAILABLE,
+                ) from error
+            except StoreUnavailableError as error:
                 log.warning("claim.deferred", request_id=request.request_id, error=str(error))
                 claim = Claim(outcome=ClaimOutcome.BUSY)
             match claim.outcome:

@@ -14,13 +14,16 @@ import pytest
 
 from ops.ports import free_port
 from services.mesh.spec import EMBEDDED, AgentSpec, MeshSpec
+from services.planner.grouper.stored.claims import Claims
 from shared.broker import topology
 from shared.broker.protocol import Broker, Delivery, HeaderValue, OutMessage, Settlement
 from shared.contracts.base import Decoder, RequestId, TenantId, encode
+from shared.contracts.errors import StoreFullError
 from shared.contracts.ingress import IDEMPOTENT_HEADER, InferenceRequest
 from shared.contracts.qos import Slo
 from shared.contracts.requests import Final, Reply, RequestCompleted, RequestFailed, RunStarted
 from shared.models.tiny import make_tiny_models
+from shared.store.requests.records import Claim
 from shared.store.settings import StoreSettings
 from shared.store.store import Store
 from tests.brokers import MEMORY, RabbitServer, eventually
@@ -227,6 +230,25 @@ async def test_a_held_request_runs_once_at_its_time(rig: Rig):
 
     assert loop.time() - begun > 1.0
     assert rig.client.starts("r-7") == 1
+
+
+async def test_a_request_under_an_id_is_refused_at_once_if_the_disk_is_full(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    async def claim(*_given: object) -> Claim:
+        raise StoreFullError("the disk of the database is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Claims, "claim", claim)
+        await rig.client.publish("r1")
+        [refused] = await rig.client.finals_of("r1", 1)
+    await rig.client.publish("r1")
+    _, completed = await rig.client.finals_of("r1", 2)
+
+    assert isinstance(refused, RequestFailed)
+    assert (refused.error.code, refused.error.status) == ("over_capacity", 503)
+    assert "the disk of the database is full" in refused.error.message
+    assert isinstance(completed, RequestCompleted)
 
 
 async def test_requests_under_ids_wait_while_the_database_is_away_and_others_do_not(rig: Rig):

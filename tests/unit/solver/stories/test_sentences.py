@@ -213,7 +213,11 @@ NOT_LATE = {
     ),
     "error": (
         a_story(0.0, 4.0, 4.0, 5.0, 9.0, outcome="cancelled"),
-        "It ended with the error cancelled after 9.0 s.",
+        "It ended with the error cancelled 9.0 s after it could begin.",
+    ),
+    "held": (
+        a_story(-9.0, 0.0, 0.0, 0.0, -5.0, outcome="cancelled"),
+        "It ended with the error cancelled 5.0 s before it could begin.",
     ),
     "refused": (
         Story(
