@@ -1,18 +1,21 @@
 """vLLM's asynchronous engine without an engine process."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
 
 import structlog
 from vllm.config import VllmConfig
 from vllm.lora.request import LoRARequest
-from vllm.renderers import renderer_from_config
+from vllm.pooling_params import PoolingParams
+from vllm.renderers import BaseRenderer, renderer_from_config
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineGenerateError
 from vllm.v1.engine.input_processor import InputProcessor
-from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 
 log = structlog.get_logger()
 
@@ -35,6 +38,46 @@ class CoreClient(Protocol):
         """End requests whose client has left."""
 
 
+class CheckedInputs(InputProcessor):  # type: ignore[misc]  # as below
+    """
+    vLLM's input processor, whose check of a grammar does not stop the event loop: a regex of 100 KB
+    takes a second on a busy machine.
+    """
+
+    def __init__(self, config: VllmConfig, renderer: BaseRenderer) -> None:
+        super().__init__(config, renderer)
+        self._checked: dict[int, Any] = {}
+        """Identity of parameters that were checked -> the result of the check."""
+
+    @asynccontextmanager
+    async def checked(
+        self, params: SamplingParams | PoolingParams, tasks: tuple[Any, ...]
+    ) -> AsyncIterator[None]:
+        """
+        Context in which *params* are checked.
+
+        Raises:
+            Exception: An error of vLLM: they are not valid.
+        """
+        has_grammar = isinstance(params, SamplingParams) and params.structured_outputs is not None
+        if not has_grammar:
+            yield
+            return
+        validate = super()._validate_params
+        self._checked[id(params)] = await asyncio.to_thread(validate, params, tasks)
+        try:
+            yield
+        finally:
+            del self._checked[id(params)]
+
+    def _validate_params(
+        self, params: SamplingParams | PoolingParams, supported_tasks: tuple[Any, ...]
+    ) -> Any:
+        if id(params) in self._checked:
+            return self._checked[id(params)]
+        return super()._validate_params(params, supported_tasks)
+
+
 class EngineClient(AsyncLLM):  # type: ignore[misc]  # vLLM is untyped to mypy
     """
     The engine that vLLM's application calls for one model.
@@ -55,7 +98,7 @@ class EngineClient(AsyncLLM):  # type: ignore[misc]  # vLLM is untyped to mypy
         self.log_requests = self.log_stats = False
         self.logger_manager = self.profiler = self.admission_stats = None
         self.renderer = renderer_from_config(config)
-        self.input_processor = InputProcessor(config, self.renderer)
+        self.input_processor = CheckedInputs(config, self.renderer)
         self.output_processor = OutputProcessor(
             self.renderer.tokenizer, log_stats=False, stream_interval=1
         )
@@ -72,6 +115,13 @@ class EngineClient(AsyncLLM):  # type: ignore[misc]  # vLLM is untyped to mypy
     @property
     def is_running(self) -> bool:
         return True
+
+    async def add_request(
+        self, request_id: str, prompt: Any, params: SamplingParams | PoolingParams, **fields: Any
+    ) -> RequestOutputCollector:
+        """Add a request, whose grammar is checked before."""
+        async with self.input_processor.checked(params, await self.get_supported_tasks()):
+            return await super().add_request(request_id, prompt, params, **fields)
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:  # noqa: ARG002 - vLLM's signature
         """Accept an adapter, which engines load for its first request."""

@@ -12,7 +12,14 @@ from tests.requirements import absent
 
 pytestmark = pytest.mark.vllm
 HERE = Path(__file__).parent
-NAMES = ("answer_steps", "pooled_inputs", "host_calls", "image_reading", "derived_entries")
+NAMES = (
+    "answer_steps",
+    "pooled_inputs",
+    "host_calls",
+    "image_reading",
+    "derived_entries",
+    "checked_grammars",
+)
 FILES = tuple(HERE / f"{name}.py" for name in NAMES)
 IGNORED = ("-W", "ignore::DeprecationWarning")
 """vLLM uses deprecated functions of torch."""
