@@ -98,8 +98,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "name",
         nargs="?",
+        metavar="BENCH",
         choices=sorted(BENCHES + BY_NAME),
-        help=f"benchmark to run; default: all except {', '.join(BY_NAME)}",
+        help=f"benchmark to run: {', '.join(sorted(BENCHES + BY_NAME))}; default: all except "
+        f"{', '.join(BY_NAME)}",
     )
     made.add_argument("--quick", action="store_true", help="smaller run in under 50 s")
     made.add_argument("--seed", type=int, default=0)

@@ -48,7 +48,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m ops.release",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path, default=Path("dist"), help="default: dist")
     parser.add_argument(
@@ -63,9 +62,10 @@ def main() -> int:
     parser.add_argument(
         "--image",
         action="append",
+        metavar="IMAGE",
         choices=TARGETS,
         dest="targets",
-        help="build only this image; may be repeated. Default: all",
+        help=f"build only this image: {', '.join(TARGETS)}; may be repeated. Default: all",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args()
