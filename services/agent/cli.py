@@ -115,7 +115,27 @@ def _parts() -> Service[Settings]:
     return Service(serve=service.serve, check=service.check)
 
 
-CLI = ServiceCli(
+class AgentCli(ServiceCli[Settings]):
+    """The command line of the agent."""
+
+    def serve(
+        self,
+        *,
+        settings: Loaded,
+        devices: Annotated[str | None, Parameter(metavar="IDS")] = None,
+    ) -> int:
+        """
+        Serve until SIGTERM, then drain.
+
+        Args:
+            devices: GPUs of this agent, e.g. 2, 0,1 or GPU-5c8a…; no other agent can take them.
+        """
+        # The command line has put the option into the settings.
+        del devices
+        return super().serve(settings=settings)
+
+
+CLI = AgentCli(
     service="agent",
     text="Serves one LLM instance: pulls, runs and streams requests, executes LSOs.\n\n"
     "Verbs that start or ask an instance need its name: --set instance_id=NAME or "

@@ -16,6 +16,8 @@ from services.agent.backends.policies import check_added
 from services.agent.backends.registry import REMOTE, MakeEngine, check_backend, create_backend
 from services.agent.cancels import Cancels
 from services.agent.control import CANCEL_HANDLERS, HANDLERS, Context
+from services.agent.devices.locks import lock_directory, taken
+from services.agent.devices.own import engine_settings, own_devices
 from services.agent.metrics import AgentMetrics
 from services.agent.outbox import Outbox
 from services.agent.recording import Begin, Recording
@@ -74,6 +76,8 @@ def check(settings: Settings) -> None:
         check_added(policy)
     if settings.engine.backend == REMOTE and len(settings.models) != 1:
         raise SettingsError("engine.backend `remote` needs `models` with the server's one model")
+    if settings.engine.backend == REMOTE and settings.devices:
+        raise SettingsError("devices are of no use to engine.backend `remote`: leave them out")
 
 
 async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
@@ -118,10 +122,15 @@ async def serve_instance(
     settings = ports.settings
     registry = ModelRegistry.load(Path(settings.registry))
     models = ServableModels(servable_entries(settings, registry))
-    engine = make_engine(
-        settings.engine.backend, models.entries.values(), settings.engine, ports.clock
-    )
     async with AsyncExitStack() as stack:
+        devices = own_devices(settings, models.entries.values())
+        stack.enter_context(taken(devices, settings.instance_id, lock_directory()))
+        engine = make_engine(
+            settings.engine.backend,
+            models.entries.values(),
+            engine_settings(settings, devices),
+            ports.clock,
+        )
         stack.push_async_callback(engine.close)
         await engine.start()
         broker = await stack.enter_async_context(

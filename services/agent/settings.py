@@ -67,6 +67,12 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """Name of this serving instance, unique in the mesh."""
     engine: EngineSettings = EngineSettings()
     """Selection and settings of the engine backend; an unknown name fails at start-up."""
+    devices: str = ""
+    """
+    GPUs of the agent, which other agents of the machine then cannot take: numbers of `nvidia-smi`
+    or UUIDs with commas, as in CUDA_VISIBLE_DEVICES. Empty: all that the agent sees, also if
+    others use them.
+    """
     models: tuple[str, ...] = ()
     """Base models that this instance may serve; empty means all models of the registry."""
     initial_model: str | None = None

@@ -5,14 +5,16 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import structlog
 
-from services.mesh.mesh import READY_TIMEOUT_S, Ended, Mesh, is_agent
+from services.mesh.mesh import AGENT, READY_TIMEOUT_S, Ended, Mesh, is_agent
 from services.mesh.spec import MeshSpec
 from shared.broker.connect import open_broker
 from shared.broker.protocol import Broker
@@ -20,6 +22,7 @@ from shared.runtime.lifecycle import EXIT_NO_BROKER
 
 log = structlog.get_logger()
 STOP_TIMEOUT_S = 40.0
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 class MeshProcess:
@@ -29,13 +32,21 @@ class MeshProcess:
     Args:
         name: Name of the process, unique in the mesh; used in file names.
         directory: Directory of the settings file and the log.
+        environment: Variables besides those of this process.
     """
 
     def __init__(
-        self, name: str, *, service: str, settings: dict[str, Any], directory: Path
+        self,
+        name: str,
+        *,
+        service: str,
+        settings: dict[str, Any],
+        directory: Path,
+        environment: Mapping[str, str] = NO_VARIABLES,
     ) -> None:
         self.name = name
         self._service = service
+        self._environment = environment
         self._settings_file = directory / f"{name}.json"
         self.log_file = directory / f"{name}.log"
         # Restrict access before the broker's password is written to the file.
@@ -73,6 +84,7 @@ class MeshProcess:
                 "--config",
                 str(self._settings_file),
                 cwd=self.code,
+                env=os.environ | self._environment,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log_stream,
                 stderr=log_stream,
@@ -123,8 +135,15 @@ class ProcessMesh(Mesh):
     def __init__(self, spec: MeshSpec, *, ready_timeout_s: float = READY_TIMEOUT_S) -> None:
         super().__init__(spec, ready_timeout_s=ready_timeout_s)
         spec.log_dir.mkdir(parents=True, exist_ok=True)
+        environments = {f"{AGENT}{each.instance_id}": each.environment for each in spec.agents}
         self.processes = {
-            name: MeshProcess(name, service=service, settings=settings, directory=spec.log_dir)
+            name: MeshProcess(
+                name,
+                service=service,
+                settings=settings,
+                directory=spec.log_dir,
+                environment=environments.get(name, NO_VARIABLES),
+            )
             for name, (service, settings) in spec.service_settings().items()
         }
 

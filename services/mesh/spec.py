@@ -23,6 +23,10 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     engine: str = "simulated"
     settings: dict[str, Any] = {}
     """Additional settings of the agent, nested as in a settings file."""
+    environment: dict[str, str] = {}
+    """Environment variables of the agent's process besides those of the mesh."""
+    place: str = ""
+    """Devices of the agent and the model with which it begins, for operators; empty on a CPU."""
 
     def values(self) -> dict[str, Any]:
         """Content of the agent's settings file."""

@@ -70,6 +70,8 @@ class VllmSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     python: str | None = None
     """Interpreter that has vLLM installed; None selects the agent's own interpreter."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Environment variables of the host process besides those of the agent."""
     warm_bytes: Annotated[int, Meta(ge=0)] = 2 << 30
     """
     Host memory for warm models (parked engines and held weights); the active model does not count.

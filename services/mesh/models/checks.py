@@ -73,12 +73,22 @@ def detected_memory() -> Memory:
         name, _, mebibytes = found.stdout.partition("\n")[0].rpartition(",")
         if found.returncode == 0 and mebibytes.strip().isdigit():
             return Memory(name.strip(), int(mebibytes) << 20)
+    return Memory("cpu", available_host_bytes())
+
+
+def available_host_bytes() -> int:
+    """
+    Host memory that is available.
+
+    Raises:
+        SettingsError: It cannot be read.
+    """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError as error:
         raise SettingsError(f"the memory cannot be detected: {error}; give --memory") from error
     sizes = {line.split(":")[0]: line.split()[1] for line in lines}
-    return Memory("cpu", int(sizes["MemAvailable"]) << 10)
+    return int(sizes["MemAvailable"]) << 10
 
 
 def check_model(entry: ModelEntry, memory: Memory) -> ModelCheck:

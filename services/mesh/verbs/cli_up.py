@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from cyclopts import Group, Parameter
 
+from services.agent.devices.found import Device, Provider, nvidia_devices
 from services.mesh.launch import mesh_of
 from services.mesh.mesh import Mesh, stop_signals
 from services.mesh.models.sources import write_model_registry
@@ -73,7 +74,16 @@ class UpOptions:
     without an external broker.
     """
     agents: Annotated[Annotated[int, whole(least=0)] | None, _ENGINES] = None
-    """Number of engines, each with its agent; default: 2, or 0 with --attach."""
+    """
+    Number of engines, each with its agent; default: 0 with --attach, else as many as use the GPUs,
+    or 2 without GPUs.
+    """
+    devices: Annotated[str | None, _ENGINES, Parameter(metavar="IDS")] = None
+    """
+    GPUs to use, e.g. 0,1 or GPU-5c8a…,MIG-4f2b…; default: all that CUDA_VISIBLE_DEVICES leaves
+    visible. Each agent takes one, or as many as tensor_parallel_size x pipeline_parallel_size of
+    its model.
+    """
     attach: Annotated[tuple[str, ...], _ENGINES, Parameter(metavar="[NAME=]URL[#MODEL]")] = ()
     """
     Serve with servers that others run, e.g. http://models.example:8000; each address of the name is
@@ -128,7 +138,7 @@ async def up(*, options: UpOptions = UpOptions(), amqp_url: AmqpUrl = DEFAULT_AM
     _check_engine(options)
     tenants = options.tenants or file_of("HEADWAY_TENANTS")
     keys = options.keys or file_of("HEADWAY_GATEWAY_KEYS_FILE")
-    registry, agents = await _fleet(options)
+    registry, agents = await fleet(options)
     bases = ModelRegistry.load(registry).bases
     kept = store_values(options, os.environ)
     is_simulated = any(agent.engine == SIMULATED for agent in agents)
@@ -164,6 +174,9 @@ async def up(*, options: UpOptions = UpOptions(), amqp_url: AmqpUrl = DEFAULT_AM
     for number in stop_signals():
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     print("starting", file=sys.stderr)
+    for agent in agents:
+        if agent.place:
+            print(f"{agent.instance_id}: {agent.place}", file=sys.stderr)
     async with AsyncExitStack() as stack:
         mesh = await _started(spec, stack)
         starting = None
@@ -270,19 +283,31 @@ async def _migrated(values: dict[str, Any]) -> None:
         print(f"store: {error}; files are not available until then", file=sys.stderr)
 
 
-async def _fleet(options: UpOptions) -> tuple[Path, tuple[AgentSpec, ...]]:
-    """The registry, and the agents of our own engines and of attached servers."""
+async def fleet(
+    options: UpOptions, provider: Provider = nvidia_devices
+) -> tuple[Path, tuple[AgentSpec, ...]]:
+    """
+    The registry, and the agents of our own engines and of attached servers.
+
+    Args:
+        options: Options of `up`.
+        provider: Returns the devices of this machine.
+    """
     number = options.agents if options.agents is not None else (0 if options.attach else 2)
     if number < 1 and not options.attach:
         raise SettingsError("--agents must be at least 1: agents serve the requests")
-    registry = _registry(options, has_engines=number > 0)
+    devices = _devices(options, provider) if number or options.devices else ()
+    registry = _registry(options, has_engines=number > 0 or bool(devices))
     known = None if registry is None else ModelRegistry.load(registry)
     entries, servers = await _attached(options, known)
     own = [] if known is None else [known.entry(base) for base in known.bases]
     if entries or registry is None:
         registry = options.log_dir / "registry.json"
         write_registry(registry, (*own, *entries))
-    bases = [entry.name for entry in own if not entry.takes_bodies]
+    own = [entry for entry in own if not entry.takes_bodies]
+    if devices and own:
+        return registry, (*_placed(options, own, devices), *servers)
+    bases = [entry.name for entry in own]
     agents = [
         AgentSpec(
             instance_id=f"agent-{number}",
@@ -292,6 +317,31 @@ async def _fleet(options: UpOptions) -> tuple[Path, tuple[AgentSpec, ...]]:
         for number in range(number if bases else 0)
     ]
     return registry, (*agents, *servers)
+
+
+def _devices(options: UpOptions, provider: Provider) -> tuple[Device, ...]:
+    """The devices of the engines; none if they run on the CPU."""
+    if options.backend == SIMULATED and options.devices is None:
+        return ()
+    from services.mesh.placing import engine_devices  # noqa: PLC0415 - OR-Tools
+
+    return engine_devices(options.backend, options.devices, os.environ, provider)
+
+
+def _placed(
+    options: UpOptions, entries: list[ModelEntry], devices: tuple[Device, ...]
+) -> list[AgentSpec]:
+    """Agents on devices."""
+    from services.mesh.models.checks import available_host_bytes  # noqa: PLC0415 - as below
+    from services.mesh.placing import placed_agents  # noqa: PLC0415 - OR-Tools
+
+    return placed_agents(
+        entries,
+        devices,
+        backend=options.backend,
+        num_agents=options.agents,
+        host_bytes=available_host_bytes(),
+    )
 
 
 async def _attached(

@@ -34,6 +34,7 @@ def host_environment(
     return (
         defaults
         | inherited()
+        | settings.environment
         | dict(variables)
         | {
             "HF_HUB_OFFLINE": "1",

@@ -1,0 +1,1 @@
+"""GPUs of this machine: which there are, which are visible, and which agent has taken them."""

@@ -1,0 +1,1 @@
+"""Placement: which model begins on which devices of a machine, and what does not fit."""
