@@ -1,9 +1,10 @@
 """Instances of the mesh, as their statuses report them to a gateway."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import structlog
 from cachetools import FIFOCache
 
 from shared.broker import topology
@@ -14,6 +15,7 @@ from shared.contracts.telemetry import InstanceStatus
 from shared.models.registry import ModelRegistry
 from shared.runtime.clock import Clock
 
+log = structlog.get_logger()
 SILENCE_S: Seconds = 5.0
 """Time without a status after which an instance counts as lost."""
 MAX_INSTANCES = 10_000
@@ -47,6 +49,14 @@ class Instances:
             if model in {each.model for each in status.models}
         }
 
+    def can_serve(self, base: ModelName) -> bool:
+        """Return whether an instance serves a base model, or can after a swap."""
+        return any(
+            base in {each.model for each in status.models} and base not in status.differing
+            for status in self._recent()
+            if not status.is_loading_first
+        )
+
     def releasing(self, model: ModelName) -> list[InstanceId]:
         """Instances that still hold a model that was removed from the registry."""
         return sorted(s.instance_id for s in self._recent() if model in s.releasing)
@@ -70,6 +80,32 @@ class Instances:
             }
             for base in self.registry.bases
         }
+
+
+class AwaitedModels:
+    """
+    Models that no instance has been able to serve since the start of this gateway. Models that the
+    registry does not have, or no longer, are not awaited: a gateway that starts again after one was
+    removed would wait without limit.
+
+    Args:
+        instances: Instances of the mesh.
+        names: Base models of the setting `ready_models`.
+    """
+
+    def __init__(self, instances: Instances, names: Iterable[str]) -> None:
+        self._instances = instances
+        self._missing = {ModelName(name) for name in names}
+        if unknown := sorted(self._missing.difference(instances.registry.bases)):
+            log.warning("ready_models.unknown", models=unknown)
+
+    def reason(self) -> str | None:
+        """Why the gateway waits; None once each model could be served."""
+        self._missing.intersection_update(self._instances.registry.bases)
+        self._missing = {each for each in self._missing if not self._instances.can_serve(each)}
+        if not self._missing:
+            return None
+        return f"no instance can serve {', '.join(sorted(self._missing))} yet"
 
 
 @asynccontextmanager

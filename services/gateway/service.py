@@ -24,7 +24,7 @@ from services.gateway.fallbacks import Fallbacks, forecasts_heard
 from services.gateway.files.application import FilesResource
 from services.gateway.files.retention import Retention
 from services.gateway.front import OpenFront, open_front
-from services.gateway.instances import Instances, followed
+from services.gateway.instances import AwaitedModels, Instances, followed
 from services.gateway.intake import Intake, load_tokenizers
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.opening import Opening
@@ -232,6 +232,7 @@ async def _serve(ports: Ports[Settings], gateway: Gateway, broker: Broker, acces
     """Open the port, then the front and all routes; serve until the gateway is drained."""
     settings, stop = ports.settings, gateway.stop
     instances = gateway.instances
+    awaited = AwaitedModels(instances, settings.ready_models)
     watching = MeshWatch(broker, ports.clock)
     opening = Opening(ports.health)
     edge = Edge(opening, keep_alive_s=settings.stream_keep_alive_s)
@@ -266,6 +267,7 @@ async def _serve(ports: Ports[Settings], gateway: Gateway, broker: Broker, acces
             "keys": {"refused": "" if access.keys is None else access.keys.refused},
         }
         log.info("service.started", host=settings.host, port=settings.port)
+        ports.health.set("models", awaited.reason())
         ports.health.started()
         reporter = Reporter(broker, front.digests, lambda: watch.state, access.policies)
         async with asyncio.TaskGroup() as group:
@@ -277,7 +279,7 @@ async def _serve(ports: Ports[Settings], gateway: Gateway, broker: Broker, acces
             group.create_task(watching.follow(stop), name="follow-mesh")
             group.create_task(_keep(gateway.store, settings, ports.clock, stop), name="keep-store")
             group.create_task(_run_batches(gateway, front), name="run-batches")
-            await _until_drained(gateway, broker, ports.health)
+            await _until_drained(gateway, broker, ports.health, awaited)
             await edge.stop()
 
 
@@ -372,9 +374,12 @@ async def _run_batches(gateway: Gateway, front: OpenFront) -> None:
     await BatchRunner(ports).follow(gateway.stop)
 
 
-async def _until_drained(gateway: Gateway, broker: Broker, health: Health) -> None:
+async def _until_drained(
+    gateway: Gateway, broker: Broker, health: Health, awaited: AwaitedModels
+) -> None:
     async def check() -> None:
         health.set("broker", None if broker.connected else "the broker does not answer")
+        health.set("models", awaited.reason())
 
     await every(READINESS_PERIOD_S, check, stop=gateway.stop)
     health.set("drain", "shutting down")

@@ -30,6 +30,12 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=1, le=65535)] = 8000
     """HTTP port of the API, which also serves /health, /ready and /metrics."""
+    ready_models: tuple[str, ...] = ()
+    """
+    Base models for which /ready waits after the start: it is 503 until an instance can serve each
+    of them, and names those that are missing. Later losses of instances do not change it, since
+    requests wait in the queue. Empty: /ready waits for no model.
+    """
     front: Literal["auto", "light", "vllm"] = "auto"
     """
     Application that reads requests and writes answers: `vllm` is vLLM's own, with all of its

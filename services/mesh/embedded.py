@@ -19,6 +19,7 @@ from services.agent.settings import Settings as AgentSettings
 from services.estimator.settings import Settings as EstimatorSettings
 from services.gateway.settings import Settings as GatewaySettings
 from services.mesh.mesh import READY_TIMEOUT_S, Ended, Mesh, is_agent
+from services.mesh.ready import Say, silent
 from services.mesh.spec import MeshSpec
 from services.planner.settings import Settings as PlannerSettings
 from shared.broker.connect import open_broker
@@ -49,8 +50,10 @@ SERVICES: dict[str, tuple[Any, Any]] = {
 class EmbeddedMesh(Mesh):
     """Runs the services of a mesh as tasks of this process."""
 
-    def __init__(self, spec: MeshSpec, *, ready_timeout_s: float = READY_TIMEOUT_S) -> None:
-        super().__init__(spec, ready_timeout_s=ready_timeout_s)
+    def __init__(
+        self, spec: MeshSpec, *, ready_timeout_s: float = READY_TIMEOUT_S, say: Say = silent
+    ) -> None:
+        super().__init__(spec, ready_timeout_s=ready_timeout_s, say=say)
         self.hub = MemoryHub()
         self._name = this_process()
         self._holding = AsyncExitStack()

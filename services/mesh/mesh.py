@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from services.mesh.ready import wait_ready
+from services.mesh.ready import Say, silent, wait_ready
 from services.mesh.spec import MeshSpec
 from shared.broker.protocol import Broker
 from shared.contracts.errors import MeshError, SettingsError
@@ -33,13 +33,21 @@ class Mesh(ABC):
     """
     Runs the services of a `MeshSpec` while its context is open.
 
+    Args:
+        spec: The services.
+        ready_timeout_s: Time limit of the start.
+        say: Prints one line about what is missing while the mesh starts.
+
     Raises on entry:
         MeshError: A service ended before the mesh was ready, or the mesh was not ready in time.
     """
 
-    def __init__(self, spec: MeshSpec, *, ready_timeout_s: float = READY_TIMEOUT_S) -> None:
+    def __init__(
+        self, spec: MeshSpec, *, ready_timeout_s: float = READY_TIMEOUT_S, say: Say = silent
+    ) -> None:
         self.spec = spec
         self._ready_timeout_s = ready_timeout_s
+        self._say = say
 
     @abstractmethod
     async def start(self) -> None:
@@ -98,7 +106,11 @@ class Mesh(ABC):
             async with self.open_broker("headway-mesh") as broker:
                 await self.start()
                 await wait_ready(
-                    broker, self.spec, timeout_s=self._ready_timeout_s, check=self._check_start
+                    broker,
+                    self.spec,
+                    timeout_s=self._ready_timeout_s,
+                    check=self._check_start,
+                    say=self._say,
                 )
         except BaseException:  # cancelled or failed: stop everything that was started
             await self.stop()

@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from services.mesh.mesh import AGENT, READY_TIMEOUT_S, Ended, Mesh, is_agent
+from services.mesh.ready import Say, silent
 from services.mesh.spec import MeshSpec
 from shared.broker.connect import open_broker
 from shared.broker.protocol import Broker
@@ -132,8 +133,10 @@ class ProcessMesh(Mesh):
     If a process ends, the error contains the end of its log.
     """
 
-    def __init__(self, spec: MeshSpec, *, ready_timeout_s: float = READY_TIMEOUT_S) -> None:
-        super().__init__(spec, ready_timeout_s=ready_timeout_s)
+    def __init__(
+        self, spec: MeshSpec, *, ready_timeout_s: float = READY_TIMEOUT_S, say: Say = silent
+    ) -> None:
+        super().__init__(spec, ready_timeout_s=ready_timeout_s, say=say)
         spec.log_dir.mkdir(parents=True, exist_ok=True)
         environments = {f"{AGENT}{each.instance_id}": each.environment for each in spec.agents}
         self.processes = {

@@ -209,6 +209,11 @@ class InstanceStatus(
         return self.activating or self.model
 
     @property
+    def is_loading_first(self) -> bool:
+        """True while no model is active and one is loaded, as after the start of an agent."""
+        return self.model is None and self.activating is not None
+
+    @property
     def source(self) -> str:
         """Unique name of the agent process in notices."""
         return source_name(self.instance_id, self.incarnation)

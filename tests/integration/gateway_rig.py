@@ -233,7 +233,7 @@ async def running_gateway(
     ports = Ports(settings=settings, open_broker=open_broker, clock=SystemClock(), health=health)
     stop = asyncio.Event()
     serving = asyncio.create_task(serve(ports, stop), name="gateway")
-    await eventually(lambda: health.ready or serving.done())
+    await eventually(lambda: "start" not in health.reasons or serving.done())
     try:
         yield GatewayRig(f"http://127.0.0.1:{settings.port}", mesh, health, stop, serving)
     finally:

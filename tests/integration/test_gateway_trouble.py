@@ -5,7 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from shared.broker import topology
+from shared.broker.protocol import OutMessage
+from shared.contracts.base import InstanceId, ModelName
 from shared.contracts.control import RunStop, StopReason
+from shared.contracts.telemetry import InstanceStatus, ModelState, Residency
 from tests.brokers import BrokerRig, MemoryRig, eventually
 from tests.integration.gateway_rig import GatewayRig, Request, http_client, running_gateway
 
@@ -233,3 +237,33 @@ async def test_metrics_and_health_are_on_the_same_port(broker_rig: BrokerRig, re
 
     assert 'headway_gateway_requests_total{endpoint="chat",outcome="completed"} 0.0' in metrics.text
     assert (health.status_code, ready.status_code) == (200, 200)
+
+
+async def test_ready_names_the_models_that_no_instance_can_serve_yet(registry: Path):
+    """A mesh in memory: the gateway treats statuses equally with each broker."""
+    async with (
+        running_gateway(MemoryRig(), registry, ready_models=["tiny-llama", "tiny-qwen"]) as rig,
+        http_client() as http,
+    ):
+        response = await http.get(f"{rig.url}/ready")
+        assert response.status_code == 503
+        assert response.json()["reasons"] == {
+            "models": "no instance can serve tiny-llama, tiny-qwen yet"
+        }
+        status = InstanceStatus(
+            instance_id=InstanceId("a"),
+            incarnation="i",
+            seq=1,
+            at=1.0,
+            engine="e",
+            device="d",
+            model=ModelName("tiny-llama"),
+            models=tuple(
+                ModelState(model=ModelName(name), residency=Residency.COLD)
+                for name in ("tiny-llama", "tiny-qwen")
+            ),
+        )
+        key = topology.status_key(InstanceId("a"))
+        await rig.mesh.broker.publish(topology.TELEMETRY, key, OutMessage.transient(status))
+        await eventually(lambda: rig.health.ready)
+        assert (await http.get(f"{rig.url}/ready")).status_code == 200

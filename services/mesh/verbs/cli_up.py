@@ -4,7 +4,7 @@ import asyncio
 import os
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from services.mesh.mesh import Mesh, stop_signals
 from services.mesh.models.sources import write_model_registry
 from services.mesh.spec import EMBEDDED, AgentSpec, MeshSpec
 from services.mesh.verbs.options import DATA_DIR, AmqpUrl, File, Folder, file_of
+from shared.contracts.base import ModelName
 from shared.contracts.errors import BrokerUnavailableError, SettingsError, StoreUnavailableError
 from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry, write_registry
@@ -29,6 +30,8 @@ from shared.runtime.settings import DEFAULT_AMQP_URL, load_group, masked_url
 from shared.store.settings import StoreSettings
 
 MIGRATION_TIMEOUT_S = 60.0
+LOAD_TIMEOUT_S = 1800.0
+"""Time limit until all models are loaded; agents have limits of their own for each step."""
 _MODELS = Parameter(group=Group("Models", sort_key=1))
 _ENGINES = Parameter(group=Group("Engines", sort_key=2))
 _PLACES = Parameter(group=Group("Files", sort_key=3))
@@ -139,7 +142,8 @@ async def up(*, options: UpOptions = UpOptions(), amqp_url: AmqpUrl = DEFAULT_AM
     tenants = options.tenants or file_of("HEADWAY_TENANTS")
     keys = options.keys or file_of("HEADWAY_GATEWAY_KEYS_FILE")
     registry, agents = await fleet(options)
-    bases = ModelRegistry.load(registry).bases
+    known = ModelRegistry.load(registry)
+    bases = known.bases
     kept = store_values(options, os.environ)
     is_simulated = any(agent.engine == SIMULATED for agent in agents)
     # An application of vLLM would promise more than a simulated engine has.
@@ -151,7 +155,11 @@ async def up(*, options: UpOptions = UpOptions(), amqp_url: AmqpUrl = DEFAULT_AM
         log_dir=options.log_dir,
         gateway_port=options.port,
         gateways=options.gateways,
-        gateway={"front": front, "console_token": token}
+        gateway={
+            "front": front,
+            "console_token": token,
+            "ready_models": served_models(agents, known),
+        }
         | ({} if kept is None else {"store": kept})
         | ({} if keys is None else {"keys_file": str(keys)}),
         planner={} if kept is None else {"store": kept},
@@ -173,26 +181,36 @@ async def up(*, options: UpOptions = UpOptions(), amqp_url: AmqpUrl = DEFAULT_AM
 
     for number in stop_signals():
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
-    print("starting", file=sys.stderr)
+    _say("starting")
     for agent in agents:
         if agent.place:
-            print(f"{agent.instance_id}: {agent.place}", file=sys.stderr)
+            _say(f"{agent.instance_id}: {agent.place}")
     async with AsyncExitStack() as stack:
         mesh = await _started(spec, stack)
         starting = None
         if is_simulated:
-            print("ENGINE: SIMULATED: ANSWERS ARE RANDOM TEXT", file=sys.stderr)
-        print(
+            _say("ENGINE: SIMULATED: ANSWERS ARE RANDOM TEXT")
+        _say(
             f"ready: {', '.join(f'{url}/v1' for url in spec.gateway_urls)}  "
             f"models: {', '.join(bases)}  broker: {masked_url(broker)}  logs: {spec.log_dir}\n"
             f"console: {spec.gateway_url}/console?token={token}  (opens once)\n"
-            "Ctrl-C drains and stops",
-            file=sys.stderr,
+            "Ctrl-C drains and stops"
         )
         from services.mesh.supervision import Supervisor  # noqa: PLC0415 - as in `_started`
 
-        await Supervisor(mesh, lambda line: print(line, file=sys.stderr)).run(stop)
+        await Supervisor(mesh, _say).run(stop)
     return EXIT_OK
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def served_models(agents: Sequence[AgentSpec], registry: ModelRegistry) -> list[ModelName]:
+    """The models of *registry* that *agents* are started for."""
+    own = [base for base in registry.bases if not registry.entry(base).takes_bodies]
+    served = {name for agent in agents for name in agent.settings.get("models", own)}
+    return [base for base in registry.bases if base in served]
 
 
 async def _started(spec: MeshSpec, stack: AsyncExitStack) -> Mesh:
@@ -213,7 +231,8 @@ async def _started(spec: MeshSpec, stack: AsyncExitStack) -> Mesh:
         if spec.broker != EMBEDDED:
             async with open_broker(spec.broker, client_name="headway-up") as broker:
                 await check_instances(broker, spec)
-        return await stack.enter_async_context(mesh_of(spec))
+        mesh = mesh_of(spec, ready_timeout_s=LOAD_TIMEOUT_S, say=_say)
+        return await stack.enter_async_context(mesh)
     except BrokerUnavailableError as error:
         raise BrokerUnavailableError(
             f"no RabbitMQ answers at {masked_url(spec.broker)} ({error}). Start one (`sudo make "

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.gateway.instances import SILENCE_S, Instances
+from services.gateway.instances import SILENCE_S, AwaitedModels, Instances
 from services.gateway.models import model_object
 from services.gateway.service import FrontSteps
 from shared.contracts.base import InstanceId, ModelName
@@ -107,3 +107,34 @@ def test_a_model_of_an_instance_is_about_to_be_known_here(registry: ModelRegistr
 
     assert instances.serve("new")
     assert not instances.serve("other")
+
+
+def test_a_gateway_awaits_models_until_an_instance_can_serve_each(registry: ModelRegistry):
+    clock = FakeClock(NOW)
+    instances = Instances(registry=registry, clock=clock)
+    awaited = AwaitedModels(instances, (MODEL, OTHER))
+    names = ", ".join(sorted((MODEL, OTHER)))
+    assert awaited.reason() == f"no instance can serve {names} yet"
+    instances.on_status(status("one", MODEL, MODEL))
+    assert awaited.reason() == f"no instance can serve {OTHER} yet"
+    loading = msgspec.structs.replace(status("two", None, MODEL, OTHER), activating=OTHER)
+    instances.on_status(loading)
+    assert awaited.reason() == f"no instance can serve {OTHER} yet"
+    differing = msgspec.structs.replace(status("two", MODEL, OTHER), differing=(OTHER,))
+    instances.on_status(differing)
+    assert awaited.reason() == f"no instance can serve {OTHER} yet"
+    instances.on_status(status("two", MODEL, MODEL, OTHER))
+    assert awaited.reason() is None
+    clock.advance(SILENCE_S + 1)
+    assert awaited.reason() is None  # requests wait in the queue
+
+
+def test_a_gateway_awaits_no_model_that_it_was_not_asked_for_or_that_was_removed(
+    registry: ModelRegistry,
+):
+    instances = Instances(registry=registry, clock=FakeClock(NOW))
+    assert AwaitedModels(instances, ()).reason() is None
+    assert AwaitedModels(instances, ("unknown",)).reason() is None
+    awaited = AwaitedModels(instances, (MODEL,))
+    registry.remove(MODEL)
+    assert awaited.reason() is None

@@ -37,6 +37,11 @@ def running(manifests: Manifests) -> list[Container]:
     return [each for each in manifests.containers if each.service is not None]
 
 
+def is_vllm(container: Container) -> bool:
+    """True for an agent with vLLM, whose models may load for long."""
+    return "vllm" in str(container.spec["image"]) and container.service == "agent"
+
+
 def settings_of(manifests: Manifests, container: Container) -> ServiceSettings:
     service = str(container.service)
     settings: ServiceSettings = load(
@@ -93,7 +98,16 @@ def test_probes_ask_paths_that_the_health_server_has(manifests: Manifests):
             for probe in ("startupProbe", "livenessProbe", "readinessProbe")
         }
 
-        assert paths == {"startupProbe": HEALTH, "livenessProbe": HEALTH, "readinessProbe": READY}
+        startup = READY if is_vllm(each) else HEALTH
+        assert paths == {"startupProbe": startup, "livenessProbe": HEALTH, "readinessProbe": READY}
+
+
+def test_models_may_load_for_half_an_hour(manifests: Manifests):
+    for each in filter(is_vllm, running(manifests)):
+        probe = each.spec["startupProbe"]
+
+        assert probe["periodSeconds"] * probe["failureThreshold"] == 1800
+        assert each.pod.owner["spec"]["progressDeadlineSeconds"] >= 1800
 
 
 def test_a_drain_is_never_cut_short(manifests: Manifests):
