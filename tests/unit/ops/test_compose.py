@@ -29,14 +29,17 @@ from tests.unit.ops.deployment import (
 
 CONTAINERS = containers()
 MAKERS = {
-    "models": "simulated",
-    "models-vllm": "vllm",
-    "models-gpu": "gpu",
-    "models-attach": "attach",
+    "models": ("simulated",),
+    "models-vllm": ("vllm",),
+    "models-gpu": ("gpu", "gpus-4"),
+    "models-attach": ("attach",),
 }
-"""Service that writes the registry -> its profile."""
+"""Service that writes the registry -> its profiles."""
+MAKER_OF = {profile: maker for maker, profiles in MAKERS.items() for profile in profiles}
+"""Profile of engines -> service that writes the registry."""
 OWN = {n: e for n, e in compose()["services"].items() if e["image"].startswith("headway")}
 """Services whose images are the project's own."""
+GPU_AGENTS = ("agent-gpu", "agent-gpu-1", "agent-gpu-2", "agent-gpu-3")
 each = pytest.mark.parametrize("container", CONTAINERS, ids=repr)
 
 
@@ -49,7 +52,7 @@ def test_every_service_has_a_container():
 
     assert names == [
         *("gateway", "planner-grouper", "planner-leader", "estimator"),
-        *("agent-0", "agent-1", "agent-vllm", "agent-gpu", "agent-attached"),
+        *("agent-0", "agent-1", "agent-vllm", *GPU_AGENTS, "agent-attached"),
     ]
     others = {"rabbitmq", "store", "demo", "headway", "prometheus", "grafana", *MAKERS}
     assert {*names, *others} == compose()["services"].keys()
@@ -75,9 +78,9 @@ def test_images_are_named_after_the_targets_that_are_built():
             assert (ROOT / entry["build"]["dockerfile"]).is_file()
 
 
-@pytest.mark.parametrize("profile", [*MAKERS.values(), "demo", "operator"])
+@pytest.mark.parametrize("profile", [*MAKER_OF, "demo", "operator"])
 def test_each_image_of_a_profile_is_built_by_one_service_and_never_pulled(profile: str):
-    active = {n: e for n, e in OWN.items() if e.get("profiles", [profile]) == [profile]}
+    active = {n: e for n, e in OWN.items() if profile in e.get("profiles", [profile])}
     built = [entry["image"] for entry in active.values() if "build" in entry]
 
     assert sorted(built) == sorted({entry["image"] for entry in active.values()})
@@ -161,8 +164,7 @@ def test_services_wait_for_the_broker_and_the_models(container: Container):
 
     assert waits.pop("rabbitmq") == "service_healthy"
     assert set(waits.values()) <= {"service_completed_successfully"}
-    profiles = container.entry.get("profiles", MAKERS.values())
-    makers = {maker for maker, profile in MAKERS.items() if profile in profiles}
+    makers = {MAKER_OF[profile] for profile in container.entry.get("profiles", MAKER_OF)}
     has_registry = "HEADWAY_REGISTRY" in container.environment
     assert waits.keys() - {"store"} == (makers if has_registry else set())
     optional = {
@@ -181,12 +183,12 @@ def test_the_registry_is_where_its_volume_is_mounted(container: Container):
     assert registry in (None, f"/models/{REGISTRY}")
 
 
-@pytest.mark.parametrize(("maker", "profile"), MAKERS.items())
-def test_a_maker_of_a_registry_belongs_to_the_profile_of_its_agents(maker: str, profile: str):
+@pytest.mark.parametrize(("profile", "maker"), MAKER_OF.items())
+def test_a_maker_of_a_registry_belongs_to_the_profile_of_its_agents(profile: str, maker: str):
     entry = compose()["services"][maker]
-    agents = [c for c in CONTAINERS if c.service == "agent" and c.entry["profiles"] == [profile]]
+    agents = [c for c in CONTAINERS if c.service == "agent" and profile in c.entry["profiles"]]
 
-    assert entry["profiles"] == [profile]
+    assert profile in entry["profiles"]
     assert {agent.entry["image"] for agent in agents} == {entry["image"]}
     assert entry["entrypoint"][:5] == ["python", "-m", provide.__name__, "--dir", "/models"]
     assert ("models", "/models") in mounts_of(entry)
@@ -216,23 +218,36 @@ def test_only_the_gpu_profile_needs_a_gpu():
         if c.service == "agent"
     }
 
-    assert reserving == {"agent-gpu"}
+    assert reserving == {*GPU_AGENTS}
     assert backends == {
         **dict.fromkeys(("agent-0", "agent-1"), "simulated"),
-        **dict.fromkeys(("agent-vllm", "agent-gpu"), "vllm"),
+        **dict.fromkeys(("agent-vllm", *GPU_AGENTS), "vllm"),
         "agent-attached": "remote",
     }
     profiles = {n: e["profiles"] for n, e in compose()["services"].items() if "profiles" in e}
     assert profiles == {
-        **{maker: [profile] for maker, profile in MAKERS.items()},
+        **{maker: [*profiles] for maker, profiles in MAKERS.items()},
         **{key: ["simulated"] for key in ("agent-0", "agent-1")},
         "agent-vllm": ["vllm"],
-        "agent-gpu": ["gpu"],
+        "agent-gpu": ["gpu", "gpus-4"],
+        **{name: ["gpus-4"] for name in GPU_AGENTS[1:]},
         "agent-attached": ["attach"],
         "demo": ["demo"],
         "headway": ["operator"],
         **{key: ["observe"] for key in ("prometheus", "grafana")},
     }
+
+
+def test_each_agent_has_a_gpu_of_its_own():
+    entries = compose()["services"]
+    devices = [
+        entries[name]["deploy"]["resources"]["reservations"]["devices"] for name in GPU_AGENTS
+    ]
+
+    assert devices == [
+        [{"driver": "nvidia", "device_ids": [str(number)], "capabilities": ["gpu"]}]
+        for number in range(4)
+    ]
 
 
 def test_the_gateway_publishes_the_port_that_it_serves():
