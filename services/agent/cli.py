@@ -128,7 +128,7 @@ class AgentCli(ServiceCli[Settings]):
         Serve until SIGTERM, then drain.
 
         Args:
-            devices: GPUs of this agent, e.g. 2, 0,1 or GPU-5c8a…; no other agent can take them.
+            devices: GPUs of this agent, e.g. 2, 0,1 or GPU-5c8a; no other agent can take them.
         """
         # The command line has put the option into the settings.
         del devices

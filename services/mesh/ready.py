@@ -20,7 +20,8 @@ _decode: Decoder[InstanceStatus | LanesObserved] = Decoder(InstanceStatus | Lane
 POLL_S: Seconds = 0.1
 FIRST_LINES_S: Seconds = 5.0
 """Time after which what is missing is printed for the first time; most meshes are ready by then."""
-LINES_PERIOD_S: Seconds = 10.0
+LINES_PERIOD_S: Seconds = 30.0
+"""Longest time between further lines; at first, they come when the time has doubled."""
 
 
 class _Readiness(msgspec.Struct, frozen=True):
@@ -74,7 +75,7 @@ async def wait_ready(
                     f"in {spec.log_dir}"
                 )
             if now() >= lines_at:
-                lines_at += LINES_PERIOD_S
+                lines_at += min(waited_s, LINES_PERIOD_S)
                 for line in missing:
                     say(f"{line}, {waited_s:.0f} s")
             await asyncio.sleep(POLL_S)

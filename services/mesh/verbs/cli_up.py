@@ -83,7 +83,7 @@ class UpOptions:
     """
     devices: Annotated[str | None, _ENGINES, Parameter(metavar="IDS")] = None
     """
-    GPUs to use, e.g. 0,1 or GPU-5c8a…,MIG-4f2b…; default: all that CUDA_VISIBLE_DEVICES leaves
+    GPUs to use, e.g. 0,1 or GPU-5c8a,MIG-4f2b; default: all that CUDA_VISIBLE_DEVICES leaves
     visible. Each agent takes one, or as many as tensor_parallel_size x pipeline_parallel_size of
     its model.
     """

@@ -38,6 +38,15 @@ def test_a_device_that_the_operator_has_set_counts_for_both(
     assert host_environment(VllmSettings(), tmp_path)[DEVICE] == "cuda"
 
 
+def test_an_engine_sees_the_devices_of_its_agent_and_not_those_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    settings = VllmSettings(environment={"CUDA_VISIBLE_DEVICES": "2,3"})
+
+    assert host_environment(settings, tmp_path)["CUDA_VISIBLE_DEVICES"] == "2,3"
+
+
 def test_a_host_for_servers_of_others_needs_no_device(tmp_path: Path):
     variables = host_environment(VllmSettings(), tmp_path, environment.WITHOUT_DEVICE)
 

@@ -99,9 +99,9 @@ async def test_lines_say_what_loads_and_for_how_long(starting: Starting):
         "agent-0: loading tiny-llama, 5 s",
         "attached-0: waiting for an answer of http://models.example:8000, 5 s",
         "groupers: 0 of 1 report, 5 s",
-        "agent-0: loading tiny-llama, 15 s",
-        "attached-0: waiting for an answer of http://models.example:8000, 15 s",
-        "groupers: 0 of 1 report, 15 s",
+        "agent-0: loading tiny-llama, 10 s",
+        "attached-0: waiting for an answer of http://models.example:8000, 10 s",
+        "groupers: 0 of 1 report, 10 s",
     ]
     await starting.report_agents()
     await waiting
