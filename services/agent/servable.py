@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from services.agent.backends.base import EngineBackend
+from services.agent.devices.own import has_devices
 from services.agent.settings import Settings
 from shared.contracts.base import ModelName
 from shared.contracts.errors import SettingsError
@@ -97,13 +98,16 @@ class ServableModels:
 
 def servable_entries(settings: Settings, registry: ModelRegistry) -> tuple[ModelEntry, ...]:
     """
-    Entries of the models that the settings name; of all models if they name none.
+    Entries of the models that the settings name; if they name none, of all models for which the
+    agent has enough devices.
 
     Raises:
         SettingsError: A named model is not in the registry.
     """
     names = settings.models or [
-        base for base in registry.bases if not registry.entry(base).takes_bodies
+        base
+        for base in registry.bases
+        if not (entry := registry.entry(base)).takes_bodies and has_devices(settings, entry)
     ]
     unknown = [
         name

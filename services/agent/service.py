@@ -17,7 +17,7 @@ from services.agent.backends.registry import REMOTE, MakeEngine, check_backend, 
 from services.agent.cancels import Cancels
 from services.agent.control import CANCEL_HANDLERS, HANDLERS, Context
 from services.agent.devices.locks import lock_directory, taken
-from services.agent.devices.own import engine_settings, own_devices
+from services.agent.devices.own import engine_settings, has_devices, own_devices
 from services.agent.metrics import AgentMetrics
 from services.agent.outbox import Outbox
 from services.agent.recording import Begin, Recording
@@ -327,14 +327,15 @@ class Agent:
 
     async def add(self, entry: ModelEntry) -> None:
         """
-        Add a model of the registry, unless the settings name the models to serve or servers of
-        others serve it.
+        Add a model of the registry, unless the settings name the models to serve, servers of
+        others serve it, or it needs more devices.
 
         Raises:
             SettingsError: The model has no tokenizer, or this instance still serves a model of the
                 name that was removed.
         """
-        if self._ports.settings.models or entry.takes_bodies:
+        settings = self._ports.settings
+        if settings.models or entry.takes_bodies or not has_devices(settings, entry):
             return
         self._shell.put(Added(model=await self._servable.add(entry, self._engine)))
 

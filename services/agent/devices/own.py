@@ -20,6 +20,11 @@ from shared.contracts.errors import SettingsError
 from shared.contracts.models import ModelEntry
 
 
+def has_devices(settings: Settings, entry: ModelEntry) -> bool:
+    """True if an agent has the devices over which vLLM spreads a model, or all that it sees."""
+    return not settings.devices or num_devices(entry) <= len(settings.devices.split(","))
+
+
 def own_devices(
     settings: Settings, entries: Iterable[ModelEntry], provider: Provider = nvidia_devices
 ) -> tuple[Device, ...]:

@@ -340,9 +340,13 @@ async def fleet(
 
 def _devices(options: UpOptions, provider: Provider) -> tuple[Device, ...]:
     """The devices of the engines; none if they run on the CPU."""
-    if options.backend == SIMULATED and options.devices is None:
+    # Imported only where they are used; `placing` imports OR-Tools.
+    from services.agent.backends.vllm.front.process import is_cpu_build  # noqa: PLC0415
+
+    is_cpu = options.backend == SIMULATED or (VLLM_PYTHON not in os.environ and is_cpu_build())
+    if is_cpu and options.devices is None:
         return ()
-    from services.mesh.placing import engine_devices  # noqa: PLC0415 - OR-Tools
+    from services.mesh.placing import engine_devices  # noqa: PLC0415
 
     return engine_devices(options.backend, options.devices, os.environ, provider)
 

@@ -25,6 +25,8 @@ class AgentPlace:
     """Model with which the agent begins."""
     models: tuple[ModelName, ...]
     """All models that fit its devices."""
+    wide_enough: tuple[ModelName, ...]
+    """All models that need no more devices, whether or not they fit the memory."""
     warm: tuple[ModelName, ...]
     """Models beside the first that have room in host memory."""
     warm_bytes: int
@@ -36,8 +38,6 @@ class Placement:
     """Agents in the order of their devices; none if there are misfits."""
 
     agents: tuple[AgentPlace, ...] = ()
-    models: tuple[ModelName, ...] = ()
-    """All models of the fleet."""
     misfits: tuple[str, ...] = ()
     """Why models or agents have no place."""
 
@@ -55,8 +55,7 @@ def place(fleet: Fleet) -> Placement:
         return Placement(misfits=found)
     program = _Program(fleet, groups)
     if (solver := program.best()) is not None:
-        names = tuple(model.name for model in fleet.models)
-        return Placement(agents=tuple(program.places(solver)), models=names)
+        return Placement(agents=tuple(program.places(solver)))
     least, most = _Program(fleet, groups).bounds()
     between = f"exactly {most}" if least == most else f"{least} to {most}"
     reason = (
@@ -197,6 +196,7 @@ class _Program:
                 devices=tuple(group.positions),
                 first=models[chosen[0]].name,
                 models=tuple(models[m].name for m in own),
+                wide_enough=tuple(each.name for each in models if each.num_devices <= group.size),
                 warm=tuple(models[m].name for m in warm),
                 warm_bytes=sum(sizes) - min(sizes),
             )

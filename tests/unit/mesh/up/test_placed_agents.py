@@ -7,23 +7,26 @@ import msgspec
 import pytest
 
 from services.agent.devices.found import Device
+from services.agent.servable import servable_entries
 from services.agent.settings import Settings
 from services.mesh.placing import engine_devices
 from services.mesh.processes import ProcessMesh
 from services.mesh.spec import AgentSpec, MeshSpec
-from services.mesh.verbs.cli_up import UpOptions, fleet
+from services.mesh.verbs.cli_up import VLLM_PYTHON, UpOptions, fleet
+from shared.contracts.base import ModelName
 from shared.contracts.errors import SettingsError
 from shared.models.registry import ModelRegistry, write_registry
 from shared.models.tiny import make_tiny_models
 
 GIB = 1 << 30
+CPU_BUILD = "services.agent.backends.vllm.front.process.is_cpu_build"
 FOUR = tuple(Device(str(at), at, f"GPU-{at}", "H200", 141 * GIB) for at in range(4))
 
 
 @pytest.fixture(autouse=True)
 def gpu_build(monkeypatch: pytest.MonkeyPatch):
     """vLLM for GPUs is installed, and the variable is not set."""
-    monkeypatch.setattr("services.mesh.placing.is_cpu_build", lambda: False)
+    monkeypatch.setattr(CPU_BUILD, lambda: False)
     monkeypatch.setattr("services.mesh.models.checks.available_host_bytes", lambda: 600 * GIB)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
@@ -60,7 +63,10 @@ async def test_three_models_on_four_devices_get_three_agents(registry: Path):
     assert [each.environment["CUDA_VISIBLE_DEVICES"] for each in agents] == ["0", "1", "2,3"]
     settings = [msgspec.convert(each.values(), Settings) for each in agents]
     assert [each.devices for each in settings] == ["0", "1", "2,3"]
-    assert [each.models for each in settings] == [("tiny-llama", "tiny-qwen")] * 2 + [()]
+    # Agents with one device leave out the model on two; later models of the registry are served.
+    assert [each.models for each in settings] == [()] * 3
+    served = [servable_entries(each, ModelRegistry.load(registry)) for each in settings]
+    assert [len(each) for each in served] == [2, 2, 3]
     assert settings[2].engine.vllm.warm_bytes > 120 * GIB  # it may swap to a small model
 
 
@@ -114,6 +120,16 @@ async def test_a_model_without_a_device_of_its_own_is_named_as_a_swap(registry: 
     )
 
 
+async def test_an_agent_with_little_memory_names_the_models_that_fit(registry: Path):
+    found = ModelRegistry.load(registry)
+    large = msgspec.structs.replace(found.entry(ModelName("tiny-qwen")), weight_bytes=60 * GIB)
+    write_registry(registry, (found.entry(ModelName("tiny-llama")), large))
+    small = msgspec.structs.replace(FOUR[0], kind="L4", memory_bytes=24 * GIB)
+    agents = await agents_on((small, FOUR[1]), options(registry))
+    assert [each.place for each in agents] == ["GPU 0, L4, tiny-llama", "GPU 1, H200, tiny-qwen"]
+    assert [each.settings.get("models") for each in agents] == [["tiny-llama"], None]
+
+
 async def test_a_preset_variable_limits_the_devices(
     registry: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -136,6 +152,8 @@ def test_engines_that_use_no_devices_refuse_them():
     assert engine_devices("added", None, {}, lambda: FOUR) == ()
 
 
-def test_vllm_for_cpus_uses_no_devices(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("services.mesh.placing.is_cpu_build", lambda: True)
-    assert engine_devices("vllm", None, {}, lambda: FOUR) == ()
+async def test_vllm_for_cpus_uses_no_devices(registry: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(CPU_BUILD, lambda: True)
+    assert [each.place for each in await agents_on(FOUR, options(registry))] == ["", ""]
+    monkeypatch.setenv(VLLM_PYTHON, "/other/python")  # may have the build for GPUs
+    assert len(await agents_on(FOUR, options(registry))) == 3

