@@ -35,7 +35,7 @@ def fleets(draw: st.DrawFn) -> Fleet:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(fleet=fleets())
 def test_memory_is_never_exceeded_and_every_model_is_placed_or_named(fleet: Fleet):
     placement = place(fleet)
