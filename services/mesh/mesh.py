@@ -1,5 +1,7 @@
 """Life cycle of a mesh: start, wait until ready, stop."""
 
+import asyncio
+import contextlib
 import signal
 from abc import ABC, abstractmethod
 from contextlib import AbstractAsyncContextManager
@@ -113,9 +115,17 @@ class Mesh(ABC):
                     say=self._say,
                 )
         except BaseException:  # cancelled or failed: stop everything that was started
-            await self.stop()
+            await self._stop_after_failure()
             raise
         return self
+
+    async def _stop_after_failure(self) -> None:
+        """Stop, also if Ctrl-C comes meanwhile: the services would stay without the mesh."""
+        stopping = asyncio.create_task(self.stop(), name="stop-mesh")
+        while not stopping.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(stopping)
+        await stopping
 
     async def __aexit__(
         self,

@@ -73,6 +73,34 @@ class FakeMesh(Mesh):
         return MemoryBroker(self.hub, client_name=client_name)
 
 
+class FailingMesh(FakeMesh):
+    """A mesh of which one service ends at once, and whose services take a second to stop."""
+
+    def __init__(self, tmp_path: Path, hub: MemoryHub) -> None:
+        super().__init__(tmp_path, hub)
+        self.end(AGENT, 1)
+        self.stopped: list[bool] = []
+
+    async def stop_services(self, *, agents: bool) -> None:
+        await asyncio.sleep(1.0)
+        self.stopped.append(agents)
+
+
+async def test_all_services_stop_although_a_failed_start_is_interrupted(tmp_path: Path):
+    mesh = FailingMesh(tmp_path, MemoryHub())
+
+    async def start() -> None:
+        async with mesh:
+            pass
+
+    starting = asyncio.create_task(start())
+    await asyncio.sleep(0.5)
+    starting.cancel()
+    with pytest.raises(MeshError, match="agent-a0 ended"):
+        await starting
+    assert mesh.stopped == [True, False]
+
+
 class Rig:
     def __init__(self, mesh: FakeMesh, broker: Broker) -> None:
         self.mesh, self.broker = mesh, broker
