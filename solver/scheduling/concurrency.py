@@ -130,7 +130,7 @@ class ConcurrencyLimit:
             if min(ours, running) >= _USED * self._limit:
                 self._grow()
         elif has_waited and ours_prefilling <= waiting:
-            places = max(1.0, *self._running)
+            places = min(self._most, max(1.0, *self._running))
             # Places that were tried in doubt do not exist.
             again = self._num_found > 0 and places <= self._places
             # All looks at one queue are one finding, but for one that lasts at a full server.

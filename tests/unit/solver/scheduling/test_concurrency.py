@@ -1,7 +1,7 @@
 """Limit of concurrent requests at a server that others run."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from solver.scheduling.concurrency import ConcurrencyLimit, FleetLimits
@@ -11,6 +11,7 @@ counts = st.integers(0, 100)
 looks = st.lists(st.tuples(counts, counts, counts, st.booleans()), max_size=80)
 
 
+@example(looks=[(MOST + 1, 16, 49, True), (27, 0, 27, False)], first=33)
 @given(looks=looks, first=st.integers(1, 100))
 def test_limit_stays_between_one_and_its_maximum(
     looks: list[tuple[int, int, int, bool]], first: int
