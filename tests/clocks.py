@@ -1,6 +1,8 @@
 """Clocks that only tests advance."""
 
-NOW = 1_700_000_000.0
+from ops.sim.virtual_time import BEGIN
+
+NOW = BEGIN
 
 
 class FakeClock:

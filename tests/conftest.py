@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from ops.bench.postgres import PrivatePostgres
 from ops.broker import PrivateNode
+from ops.sim.virtual_time import VirtualTimeLoop
 from tests.brokers import (
     FOUR,
     MEMORY,
@@ -24,7 +25,6 @@ from tests.brokers import (
     release_of,
 )
 from tests.postgres import new_postgres
-from tests.virtual_time import VirtualTimeLoop
 
 # The time to draw examples depends on the machine's load, not on the code.
 for profile, max_examples in (("quick", 25), ("thorough", 100)):

@@ -32,6 +32,7 @@ BY_NAME = (
     "doors",
     "doors_simulated",
     "sharing",
+    "overload",
 )
 """
 Benches that run only if they are named: each takes over five minutes, `engine_margins` also in its

@@ -27,7 +27,7 @@ from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import Broker
 from shared.contracts.errors import MeshError, SettingsError
 from shared.runtime.cli import Ports
-from shared.runtime.clock import SystemClock
+from shared.runtime.clock import Clock, SystemClock
 from shared.runtime.health import Health
 from shared.runtime.lifecycle import EXIT_USAGE, first_error
 from shared.runtime.tasks import every
@@ -48,13 +48,26 @@ SERVICES: dict[str, tuple[Any, Any]] = {
 
 
 class EmbeddedMesh(Mesh):
-    """Runs the services of a mesh as tasks of this process."""
+    """
+    Runs the services of a mesh as tasks of this process.
+
+    Args:
+        clock: Clock of the services; by default that of the system.
+    """
 
     def __init__(
-        self, spec: MeshSpec, *, ready_timeout_s: float = READY_TIMEOUT_S, say: Say = silent
+        self,
+        spec: MeshSpec,
+        *,
+        ready_timeout_s: float = READY_TIMEOUT_S,
+        say: Say = silent,
+        clock: Clock | None = None,
     ) -> None:
         super().__init__(spec, ready_timeout_s=ready_timeout_s, say=say)
-        self.hub = MemoryHub()
+        self.hub = MemoryHub(clock)
+        self.healths: dict[str, Health] = {}
+        """Health and metrics of each service that was started, by name."""
+        self._clock = clock or SystemClock()
         self._name = this_process()
         self._holding = AsyncExitStack()
         self._stops: dict[str, asyncio.Event] = {}
@@ -71,14 +84,15 @@ class EmbeddedMesh(Mesh):
             values = values | {"store": values["store"] | {"memory_mesh": self._name}}
         settings = _converted(name, values | {"amqp_url": "memory://"}, settings_type)
         stop = self._stops[name] = asyncio.Event()
+        health = self.healths[name] = Health(service=service)
 
         async def run() -> None:
             async with opened_tracer(service, os.environ) as tracer:
                 ports = Ports(
                     settings=settings,
                     open_broker=self.open_broker,
-                    clock=SystemClock(),
-                    health=Health(service=service),
+                    clock=self._clock,
+                    health=health,
                     tracer=tracer,
                 )
                 await serve(ports, stop)

@@ -42,7 +42,7 @@ class PlanPublished(
     queue: VirtualQueue
     policy: str
     expected_late: float = 0.0
-    """Weighted number of requests in the whole plan that are expected to be late."""
+    """Weighted share of the waiting requests that are expected to be late, in the whole plan."""
     solve_s: Seconds = 0.0
     work_queues: tuple[str, ...] = ()
     """Lanes and companion queues that exist, of all models that the instance can serve."""

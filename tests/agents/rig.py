@@ -10,6 +10,7 @@ from typing import Any, cast
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from ops.sim.virtual_time import LoopClock
 from services.agent.backends.base import EngineBackend
 from services.agent.servable import ServableModels
 from services.agent.service import Agent
@@ -56,7 +57,6 @@ from tests.agents.scripted_engine import ScriptedEngine
 from tests.brokers import eventually
 from tests.deliveries import UnreliableBroker
 from tests.queued import MODEL, OTHER, lane_of
-from tests.virtual_time import LoopClock
 
 REPLY = "replies-of-the-test"
 LANE, RESUME = lane_of().queue_name, lane_of().resume_name

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ops.sim.virtual_time import LoopClock, run_virtually
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.backend import SimulatedEngine
 from services.agent.settings import LsoSettings, PullSettings
@@ -39,7 +40,6 @@ from tests.agents.plans import a_plan
 from tests.agents.rig import I1, REPLY, AgentRig, open_agent
 from tests.brokers import eventually
 from tests.queued import BATCH, BEST_EFFORT, CHAT, MODEL, OTHER, a_request, lane_of, sampling
-from tests.virtual_time import LoopClock, run_virtually
 
 NUM_REQUESTS = 24
 CLASSES = (CHAT, BATCH, BEST_EFFORT)

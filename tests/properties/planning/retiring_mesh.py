@@ -13,6 +13,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
+from ops.sim.virtual_time import LoopClock
 from services.planner.handlers import NOTICE_HANDLERS, leader_state_handler, tick
 from services.planner.leader.leader import Leader
 from services.planner.leader.policies import Planner
@@ -41,7 +42,6 @@ from shared.contracts.telemetry import LanesObserved, source_name
 from tests.brokers import eventually
 from tests.queued import BATCH, CHAT, MODEL, a_request
 from tests.unit.planner.leader_rig import status
-from tests.virtual_time import LoopClock
 
 LANES = tuple(a_request(slo=slo).lane for slo in (CHAT, BATCH))
 SETTINGS = LeaderSettings(retire_idle_s=5.0, audit_period_s=3.0, settle_s=1e9)

@@ -6,6 +6,7 @@ from enum import Enum
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ops.sim.virtual_time import run_virtually
 from services.planner.leader.retirement import PATIENCE_S, SETTLE_S
 from shared.broker.protocol import Settlement
 from tests.brokers import eventually
@@ -16,7 +17,6 @@ from tests.properties.planning.retiring_mesh import (
     SETTINGS,
     Mesh,
 )
-from tests.virtual_time import run_virtually
 
 TWO_AUDITS_S = 2 * SETTINGS.audit_period_s + 2.0
 """Time of two audits, with the network's delays."""

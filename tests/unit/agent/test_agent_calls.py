@@ -5,6 +5,7 @@ import json
 import msgspec
 import pytest
 
+from ops.sim.virtual_time import LoopClock
 from services.agent.backends.base import EngineCall, EngineOutput, EngineRequest
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.backend import SimulatedEngine
@@ -24,7 +25,6 @@ from shared.models.registry import ModelRegistry
 from tests.agents.rig import REPLY, AgentRig, R
 from tests.agents.streamed import chunks_of, tokens_of
 from tests.queued import MODEL, a_request, sampling
-from tests.virtual_time import LoopClock
 
 pytestmark = pytest.mark.virtual_time
 

@@ -5,6 +5,7 @@ from itertools import islice
 
 import pytest
 
+from ops.sim.virtual_time import stall
 from shared.broker import topology
 from shared.broker.memory.broker import MemoryBroker
 from shared.broker.memory.hub import MemoryHub
@@ -12,7 +13,6 @@ from shared.broker.protocol import OutMessage, PublishOutcome, QueueSpec, QueueT
 from shared.broker.retry import Backoff, publish_until_confirmed, publish_until_routed
 from shared.contracts.errors import BrokerConflictError, BrokerUnavailableError
 from shared.runtime.stall_detector import STALL_S
-from tests.virtual_time import stall
 
 pytestmark = pytest.mark.virtual_time
 

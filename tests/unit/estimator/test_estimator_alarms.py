@@ -7,6 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from ops.sim.virtual_time import LoopClock
 from services.estimator.alarms import InstanceWatch, raise_alarms
 from services.estimator.metrics import estimator_metrics
 from services.estimator.service import serve
@@ -27,7 +28,6 @@ from shared.runtime.settings import load
 from solver.prediction.alarms.alarm import AlarmOptions
 from tests.brokers import eventually
 from tests.clocks import NOW
-from tests.virtual_time import LoopClock
 
 pytestmark = pytest.mark.virtual_time
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from ops.sim.virtual_time import LoopClock
 from services.agent.backends.base import EngineBackend, EngineIdentity, EngineRequest
 from services.agent.runs import Runs
 from services.agent.servable import ServableModels
@@ -18,7 +19,6 @@ from solver.instance.commands import Submit
 from solver.instance.events import Ended, Event, Rendered, RunEnd
 from tests.agents.rig import I1
 from tests.queued import MODEL, a_request
-from tests.virtual_time import LoopClock
 
 pytestmark = pytest.mark.virtual_time
 

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from ops.sim.virtual_time import LoopClock
 from services.planner.grouper.tenants import WAIT_S, TenantGate
 from shared.broker import topology
 from shared.broker.memory.broker import MemoryBroker
@@ -24,7 +25,6 @@ from shared.tenants.policies import Policies
 from tests.contract.tenants.gates import ACME, gate_of, open_gate
 from tests.deliveries import LooseDelivery
 from tests.queued import a_request
-from tests.virtual_time import LoopClock
 
 pytestmark = pytest.mark.virtual_time
 

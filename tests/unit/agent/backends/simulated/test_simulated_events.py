@@ -2,6 +2,7 @@
 
 import pytest
 
+from ops.sim.virtual_time import LoopClock
 from services.agent.backends.base import EngineEvent, EngineLost, EngineRequest, RunEnded
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.backend import SimulatedEngine
@@ -9,7 +10,6 @@ from shared.contracts.base import ModelName, RequestId
 from shared.contracts.errors import EngineError
 from shared.contracts.models import ModelEntry
 from shared.contracts.requests import Sampling
-from tests.virtual_time import LoopClock
 
 pytestmark = pytest.mark.virtual_time
 

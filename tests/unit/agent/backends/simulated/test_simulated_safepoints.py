@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.engine_runs import generate
+from ops.sim.virtual_time import LoopClock
 from services.agent.backends.base import EngineRequest
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.backend import SimulatedEngine
@@ -22,7 +23,6 @@ from shared.contracts.qos import Slo
 from shared.contracts.requests import Sampling
 from shared.contracts.telemetry import Capability
 from solver.scheduling.baselines import FixedChunkFcfs
-from tests.virtual_time import LoopClock
 
 pytestmark = pytest.mark.virtual_time
 

@@ -1,9 +1,9 @@
 """
 Virtual time: an event loop that jumps to its next timer instead of waiting for it.
 
-Tests marked `virtual_time` run on it, usually whole modules. In them `asyncio.sleep` and timeouts
-of the loop take no wall time, and `eventually` polls at no cost. Sockets and threads work, since
-time does not pass while a thread works; processes and other waits outside the loop do not.
+On it, `asyncio.sleep` and timeouts of the loop take no wall time. Sockets and threads work, since
+time does not pass while a thread works; processes and other waits outside the loop do not. Tests
+marked `virtual_time` run on it, and benchmarks that run a whole mesh for many minutes.
 """
 
 import asyncio
@@ -11,9 +11,9 @@ import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from tests.clocks import NOW
-
 T = TypeVar("T")
+BEGIN = 1_700_000_000.0
+"""Unix time at which virtual time begins."""
 MAX_THREAD_S = 60.0
 """Wall time that a thread may take."""
 MAX_IDLE_S = 5.0
@@ -37,7 +37,7 @@ class _JumpingSelector(selectors.DefaultSelector):
             return found
         found = super().select(wall_s)
         if not found:
-            raise RuntimeError(f"nothing has happened for {wall_s} s: a test in virtual time hangs")
+            raise RuntimeError(f"nothing has happened for {wall_s} s: virtual time cannot go on")
         return found
 
 
@@ -56,7 +56,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """Let time pass at once, as in a process that stalls."""
         self._now += seconds
 
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
         self._threads += 1
         future = super().run_in_executor(executor, func, *args)
         future.add_done_callback(self._thread_ended)
@@ -79,7 +79,7 @@ class LoopClock:
     """A wall clock that follows the running loop's time."""
 
     def now(self) -> float:
-        return NOW + asyncio.get_running_loop().time()
+        return BEGIN + asyncio.get_running_loop().time()
 
 
 def run_virtually(main: Coroutine[Any, Any, T]) -> T:
