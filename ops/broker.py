@@ -329,8 +329,10 @@ class PrivateCluster:
             file.write_text(cookie)
             file.chmod(0o400)
         try:
+            first, *others = self.nodes
+            first.start()  # the others join it
             with ThreadPoolExecutor(len(self.nodes)) as threads:
-                list(threads.map(PrivateNode.start, self.nodes))
+                list(threads.map(PrivateNode.start, others))
             for node in self.nodes:
                 self.await_joined(node)
         except BaseException:  # also when interrupted: no node may stay

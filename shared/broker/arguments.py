@@ -57,7 +57,7 @@ def check_queue(spec: QueueSpec) -> None:
     if not spec.name:
         raise ValueError("a queue needs a name: server-named queues change their name on reconnect")
     if spec.type is not QueueType.CLASSIC and (spec.exclusive or not spec.durable):
-        raise ValueError(f"{spec.type.value} {spec.name!r} must be durable and not exclusive")
+        raise ValueError(f"{spec.type.value} queue {spec.name!r} must be durable and not exclusive")
     if spec.type is QueueType.STREAM and not _is_plain_stream(spec):
         raise ValueError(
             f"stream {spec.name!r} can have max_length_bytes, max_age_s and segment_bytes only"

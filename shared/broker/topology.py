@@ -16,7 +16,11 @@ from shared.broker.protocol import (
     QueueSpec,
     QueueType,
 )
-from shared.contracts.errors import BrokerAccessError, QueueDownError
+from shared.contracts.errors import (
+    BrokerAccessError,
+    BrokerUnavailableError,
+    QueueDownError,
+)
 from shared.contracts.qos import MAX_TARGET_S
 
 REQUESTS = "headway.requests"
@@ -236,11 +240,14 @@ async def declare(broker: Broker) -> None:
     with suppress(BrokerAccessError):
         for exchange in EXCHANGES:
             await broker.declare_exchange(exchange)
+        # RabbitMQ 4 does not answer for a minute about a queue whose node is down.
+        down = BrokerUnavailableError if broker.has_several_nodes else QueueDownError
+        on_one_node = {queue.name for queue in QUEUES if queue.type is QueueType.CLASSIC}
         for queue in QUEUES:
-            with suppress(QueueDownError):
+            with suppress(*([down] if queue.name in on_one_node else [])):
                 await broker.declare_queue(queue)
         for binding in BINDINGS:
-            with suppress(QueueDownError):
+            with suppress(*([down] if binding.queue in on_one_node else [])):
                 await broker.bind(binding)
 
 

@@ -373,10 +373,12 @@ class Producer:
     async def _publish_cancel(self, request_id: RequestId) -> None:
         cancel = RequestCancel(request_id=request_id, reply_to=self.reply_queue)
         try:
-            # One attempt suffices: if the cancellation is lost, each run that starts later is
-            # stopped individually.
-            await self._broker.publish(
-                topology.CONTROL, topology.CONTROL_CANCEL, OutMessage.transient(cancel)
+            await publish_until_confirmed(
+                self._broker,
+                topology.CONTROL,
+                topology.CONTROL_CANCEL,
+                OutMessage.transient(cancel),
+                give_up_after_s=self._give_up_after_s,
             )
         except (TransientError, BrokerConflictError) as error:
             log.warning("request.cancel_lost", request_id=request_id, error=str(error))
