@@ -72,9 +72,11 @@ class VllmSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Interpreter that has vLLM installed; None selects the agent's own interpreter."""
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables of the host process besides those of the agent."""
-    warm_bytes: Annotated[int, Meta(ge=0)] = 2 << 30
+    warm_bytes: Annotated[int, Meta(ge=0)] | None = None
     """
     Host memory for warm models (parked engines and held weights); the active model does not count.
+    None: half of the memory that is available when the agent starts, divided by the GPUs of the
+    host. Set it where several agents without GPUs share a host.
 
     On a GPU, a parked engine keeps its weights in host memory and has no KV.
     """

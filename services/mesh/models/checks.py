@@ -15,6 +15,7 @@ from shared.contracts.models import ModelEntry
 from shared.models.files.derive import adapter_facts
 from shared.models.files.model_files import ModelFiles, require_tokenizer, require_weights
 from shared.models.files.sizes import kv_bytes_per_token, weight_bytes
+from shared.models.host_memory import available_host_bytes
 from shared.models.tokenizer import Tokenizer
 
 _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
@@ -73,22 +74,10 @@ def detected_memory() -> Memory:
         name, _, mebibytes = found.stdout.partition("\n")[0].rpartition(",")
         if found.returncode == 0 and mebibytes.strip().isdigit():
             return Memory(name.strip(), int(mebibytes) << 20)
-    return Memory("cpu", available_host_bytes())
-
-
-def available_host_bytes() -> int:
-    """
-    Host memory that is available.
-
-    Raises:
-        SettingsError: It cannot be read.
-    """
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        return Memory("cpu", available_host_bytes())
     except OSError as error:
         raise SettingsError(f"the memory cannot be detected: {error}; give --memory") from error
-    sizes = {line.split(":")[0]: line.split()[1] for line in lines}
-    return int(sizes["MemAvailable"]) << 10
 
 
 def check_model(entry: ModelEntry, memory: Memory) -> ModelCheck:

@@ -22,6 +22,7 @@ from services.mesh.verbs.options import DATA_DIR, AmqpUrl, File, Folder, file_of
 from shared.contracts.base import ModelName
 from shared.contracts.errors import BrokerUnavailableError, SettingsError, StoreUnavailableError
 from shared.contracts.models import ModelEntry
+from shared.models.host_memory import available_host_bytes
 from shared.models.registry import ModelRegistry, write_registry
 from shared.runtime import extensions
 from shared.runtime.lifecycle import EXIT_OK
@@ -355,7 +356,6 @@ def _placed(
     options: UpOptions, entries: list[ModelEntry], devices: tuple[Device, ...]
 ) -> list[AgentSpec]:
     """Agents on devices."""
-    from services.mesh.models.checks import available_host_bytes  # noqa: PLC0415 - as below
     from services.mesh.placing import placed_agents  # noqa: PLC0415 - OR-Tools
 
     return placed_agents(

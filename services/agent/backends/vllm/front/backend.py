@@ -185,7 +185,7 @@ class VllmEngine(AnsweringBackend):
                 load.max_running or self._settings.max_running or CPU_MAX_RUNNING
             ),
             models=self._residency.states(),
-            warm_capacity_bytes=self._settings.warm_bytes,
+            warm_capacity_bytes=self._residency.warm_bytes,
             token_budget=load.token_budget,
             scheduling=load.scheduling,
             checkpoints=load.checkpoints,

@@ -25,6 +25,7 @@ from services.agent.backends.vllm.shared.wire import (
     Warm,
 )
 from services.agent.backends.weights import HostWeights, engine_shape
+from services.agent.devices.warm_memory import warm_bytes_of
 from shared.contracts.base import ModelName, Seconds
 from shared.contracts.errors import EngineError, NoRoomError
 from shared.contracts.models import ModelEntry
@@ -71,7 +72,7 @@ class EngineModels:
         """Model -> configuration of its last engine; only this class writes the field."""
         self.residency = ResidencyTable(
             {name: self._footprint(entry) for name, entry in self._entries.items()},
-            warm_bytes=settings.warm_bytes,
+            warm_bytes=warm_bytes_of(settings),
             prior_s=_PRIOR_S,
         )
 
