@@ -25,6 +25,7 @@ from solver.prediction.alarms.alarm import AlarmOptions
 from solver.prediction.calibration.moments import RunningMoments
 from solver.prediction.calibration.running_calibration import RunningCalibration
 from solver.prediction.latency.latency_model import OnlineLatencyFit
+from solver.prediction.lengths.cached_shares import CachedShares
 from solver.prediction.lengths.decode_lengths import POOLED_REQUESTS, DecodeLengths
 
 MAX_INSTANCES = 10_000
@@ -55,6 +56,7 @@ class Learner:
         self.latency_calibration = RunningCalibration(memory=iteration_memory)
         self.wait_calibration = RunningCalibration(memory=request_memory, levels=WAIT_LEVELS)
         self.prefill_s = RunningMoments(memory=request_memory)
+        self.cached = CachedShares()
         self.swap_s: dict[str, RunningMoments] = {}
         self.prior: Profile | None = None
         """
@@ -100,6 +102,11 @@ class Learner:
             self.lengths.observe(observed.application, answer, at=observed.finished_at)
         if observed.evictions == 0:
             if began_once(observed):
+                self.cached.observe(
+                    observed.application,
+                    prompt_tokens=observed.prompt_tokens,
+                    cached_tokens=observed.cached_tokens,
+                )
                 self.prefill_s.observe(observed.first_token_at - observed.submitted_at)
             judge_wait(self.wait_calibration, observed)
         self.changed = True
@@ -141,6 +148,7 @@ class Learner:
             latency_calibration=self.latency_calibration.value(),
             wait_calibration=self.wait_calibration.value(),
             output_tokens=self.lengths.estimates(),
+            cached_share=self.cached.shares() or (prior.cached_share if prior else {}),
             swap_s=swap_s,
         )
         return self.latest

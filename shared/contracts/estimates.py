@@ -117,6 +117,8 @@ class Profile(Message, frozen=True, kw_only=True, omit_defaults=True, tag="profi
     Application -> output tokens, most recently seen application last; `*` stands for all
     applications.
     """
+    cached_share: dict[str, float] = {}
+    """Application -> share of its prompt tokens that prefix caches had, where it is above 0."""
     swap_s: dict[str, Seconds] = {}
     """Residency of the model before an activation -> duration of the activation."""
     kv_capacity_tokens: int | None = None

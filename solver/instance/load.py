@@ -84,10 +84,19 @@ def is_late(instance: InstanceState, held: Held, now: UnixTime) -> bool:
 
 def decode_s(instance: InstanceState, held: Held, now: UnixTime) -> Seconds:
     """Predicted time from first to last token of a request, beside the work of the instance."""
-    alone_s = predicted_decode_s(held.request, instance.profile)
+    profile, pace_s = instance.profile, instance.engine.pace_s
+    alone_s = predicted_decode_s(held.request, profile)
+    if profile is None or profile.latency is None:
+        return alone_s
     if _is_loaded(instance, now):
-        return max(alone_s, _busy_decode_s(instance, held))
-    return alone_s
+        one_s = predict_s(profile.latency, compute_tokens=BUSY_TOKENS, context_tokens=0)
+        token_s = busy_token_s(predicted_s=one_s, pace_s=pace_s)
+    elif instance.room.num_running and math.isfinite(pace_s):
+        token_s = pace_s
+    else:
+        return alone_s
+    tokens = predicted_output_tokens(held.request, profile) - held.generated
+    return max(alone_s, tokens * token_s)
 
 
 def prefill_pace(instance: InstanceState) -> float:
@@ -107,13 +116,3 @@ def _is_loaded(instance: InstanceState, now: UnixTime) -> bool:
 
 def _was_crowded(instance: InstanceState, now: UnixTime) -> bool:
     return is_crowded(instance, now) or now - instance.urgent.crowded_at < _CROWDED_S
-
-
-def _busy_decode_s(instance: InstanceState, held: Held) -> Seconds:
-    """Predicted time from first to last token of a request on a loaded instance."""
-    profile = instance.profile
-    if profile is None or profile.latency is None:
-        return 0.0
-    tokens = predicted_output_tokens(held.request, profile) - held.generated
-    one_s = predict_s(profile.latency, compute_tokens=BUSY_TOKENS, context_tokens=0)
-    return max(0.0, tokens) * busy_token_s(predicted_s=one_s, pace_s=instance.engine.pace_s)

@@ -223,7 +223,13 @@ def _remaining_s(instance: InstanceState, held: Held, generated: int) -> Seconds
     profile = instance.profile
     if profile is None or profile.latency is None:
         return None
-    left_s = predicted_rest_s(held.request, profile, output_tokens=generated)
+    pace_s = instance.engine.pace_s
+    left_s = predicted_rest_s(
+        held.request,
+        profile,
+        output_tokens=generated,
+        pace_s=pace_s if math.isfinite(pace_s) else 0.0,
+    )
     return left_s + predicted_prefill_s(held.request, profile) if held.ahead else left_s
 
 

@@ -18,6 +18,7 @@ class FullBatch(NamedTuple):
     Prompt and output tokens per second (QLM's Theta); None if the model's iterations take no time.
     """
     decode_s_per_token: Seconds
+    """Time of a token of an answer, beside the prefills that keep the batch full."""
 
 
 def batch_size(max_running: int, kv_capacity_tokens: float, tokens: float) -> float:
@@ -45,13 +46,11 @@ def full_batch(
     context_tokens = batch * (prompt + output / 2)
     # Each decode gets its token, and prompts get enough tokens to keep the batch full.
     tokens = min(batch * (prompt + output) / max(1.0, output), LARGEST_ITERATION_TOKENS)
-    duration_s, decode_s = (
-        predict_batch_s(
-            latency,
-            compute_tokens=batch + prefilled,
-            context_tokens=context_tokens,
-            prefill_pairs=prefilled * prompt / 2,
-        )
-        for prefilled in (max(0.0, tokens - batch), 0.0)
+    prefilled = max(0.0, tokens - batch)
+    duration_s = predict_batch_s(
+        latency,
+        compute_tokens=batch + prefilled,
+        context_tokens=context_tokens,
+        prefill_pairs=prefilled * prompt / 2,
     )
-    return FullBatch(tokens / duration_s if duration_s > 0 else None, decode_s)
+    return FullBatch(tokens / duration_s if duration_s > 0 else None, duration_s)

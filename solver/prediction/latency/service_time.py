@@ -6,6 +6,7 @@ from shared.contracts.base import Seconds
 from shared.contracts.estimates import LatencyCoefficients, Moments, OutputTokens, Profile
 from shared.contracts.requests import QueuedRequest
 from solver.prediction.latency.latency_model import predict_batch_s, predict_s
+from solver.prediction.lengths.cached_shares import expected_cached_tokens
 
 DEFAULT_TOKEN_S = 0.002
 """Time per token that is assumed before anything was measured."""
@@ -24,14 +25,15 @@ The share is low on purpose: operations that wait for such a run then wait only 
 def predicted_prefill_s(request: QueuedRequest, profile: Profile | None) -> Seconds:
     """
     Predicted time to the first token if the request runs alone, in chunks of `CHUNK_TOKENS`; 0
-    without a latency model.
+    without a latency model. What a prefix cache is expected to have takes no time.
     """
-    tokens = request.prompt_tokens + request.progress.num_tokens
     if profile is None or profile.latency is None:
         return 0.0
+    share = profile.cached_share.get(request.application, 0.0)
+    context = expected_cached_tokens(share, request.prompt_tokens)
+    tokens = request.prompt_tokens + request.progress.num_tokens - context
     whole, rest = divmod(tokens, CHUNK_TOKENS)
     chunks = [CHUNK_TOKENS] * whole + ([rest] if rest else [])
-    context = 0
     total_s = 0.0
     for chunk in chunks:
         total_s += predict_s(profile.latency, compute_tokens=chunk, context_tokens=context)
@@ -51,20 +53,24 @@ def predicted_decode_s(request: QueuedRequest, profile: Profile | None) -> Secon
 
 
 def predicted_rest_s(
-    request: QueuedRequest, profile: Profile | None, *, output_tokens: int
+    request: QueuedRequest, profile: Profile | None, *, output_tokens: int, pace_s: Seconds = 0.0
 ) -> Seconds:
     """
     Time to the last token of an answer that has *output_tokens* so far, progress included.
 
-    A request beyond its predicted length is expected to take another `RESIDUAL_SHARE` of this
-    length. No request is expected to exceed its limit.
+    A token takes as long as alone, and at least *pace_s*: the mean duration of recent iterations,
+    with the other requests and their prefills. A request beyond its predicted length is expected to
+    take another `RESIDUAL_SHARE` of this length. No request is expected to exceed its limit.
     """
     if profile is None or profile.latency is None:
         return 0.0
     mean = predicted_output_tokens(request, profile)
     expected = max(RESIDUAL_SHARE * mean, mean - output_tokens)
     tokens = min(expected, request.sampling.max_tokens - output_tokens)
-    return _decode_s(profile.latency, tokens, context_tokens=request.prompt_tokens + output_tokens)
+    alone_s = _decode_s(
+        profile.latency, tokens, context_tokens=request.prompt_tokens + output_tokens
+    )
+    return max(alone_s, max(0.0, tokens) * pace_s)
 
 
 def _decode_s(latency: LatencyCoefficients, tokens: float, *, context_tokens: int) -> Seconds:

@@ -6,8 +6,8 @@ each. The remaining token budget goes to running prefills in the order of their 
 waiting requests in `order`.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from shared.contracts.base import RequestId, TenantId, UnixTime
@@ -102,6 +102,8 @@ class IterationOutcome:
     iteration: Iteration
     admitted: tuple[RequestId, ...] = ()
     """Requests that waited before the iteration and now run."""
+    cached_tokens: Mapping[RequestId, int] = field(default_factory=dict)
+    """Admitted request -> its tokens in the prefix cache, which were not computed; 0 if missing."""
     preempted: tuple[RequestId, ...] = ()
     """
     Requests that ran before the iteration and now wait again, by the decision or for lack of KV.

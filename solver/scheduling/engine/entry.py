@@ -49,6 +49,9 @@ class Entry:
     """
     prefill_tokens: int = field(init=False)
     """Number of prefill tokens left while the request waits."""
+    cached_tokens: int = 0
+    """Prefill tokens that the prefix cache is expected to have."""
+    has_run: bool = False
     decode_tokens: float = 0.0
     """Number of tokens of the answer, over-approximated, for the order of service."""
     mean_decode_tokens: float = 0.0

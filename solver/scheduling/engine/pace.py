@@ -68,9 +68,11 @@ class EnginePace:
         deadline is that of the last token, not only to the end of the current iteration. So a
         request that cannot finish in time is relegated before it takes time. The answer has its
         mean length: with the over-approximation of §3.4, which is for the order of service, nearly
-        all requests that would just be in time are relegated.
+        all requests that would just be in time are relegated. What the prefix cache is expected to
+        have takes no time.
         """
-        finish_at = now + entry.prefill_tokens * self.token_s
+        prefill_tokens = max(0, entry.prefill_tokens - entry.cached_tokens)
+        finish_at = now + prefill_tokens * self.token_s
         if entry.qos_class is QosClass.NON_INTERACTIVE:
             finish_at += entry.mean_decode_tokens * self.iteration_s
         return finish_at > entry.deadline_at

@@ -8,6 +8,7 @@ from math import inf
 from shared.contracts.base import RequestId, Seconds, TenantId, UnixTime
 from solver.prediction.calibration.moments import RunningMoments, over_approximation
 from solver.prediction.latency.service_time import RESIDUAL_SHARE
+from solver.prediction.lengths.cached_shares import CachedShares, expected_cached_tokens
 from solver.scheduling.engine.admission import PlannedBatch
 from solver.scheduling.engine.best_effort import Allowance
 from solver.scheduling.engine.chunking import decode_slack_s, steady_limit_s
@@ -50,6 +51,7 @@ class QoServePolicy:
         self._entries: dict[RequestId, Entry] = {}
         self._waiting = WaitingWork(options)
         self._history = DecodeHistory(default_tokens=options.default_decode_tokens)
+        self._cached = CachedShares()
         self._service_s: dict[TenantId | None, Seconds] = {}
         self._offered: list[Entry] = []
         self._decode_limit_s = steady_limit_s if options.steady_pace else decode_slack_s
@@ -76,6 +78,8 @@ class QoServePolicy:
         most, progress = request.max_tokens, request.progress_tokens
         entry.decode_tokens = rest_of(expected.bound, most, progress_tokens=progress)
         entry.mean_decode_tokens = rest_of(expected.mean, most, progress_tokens=progress)
+        share = self._cached.share(request.application)
+        entry.cached_tokens = expected_cached_tokens(share, request.prompt_tokens)
         weight = self._options.fairness_weight
         if weight:
             entry.service_s = weight * self._service_s.get(request.tenant, 0.0)
@@ -102,6 +106,13 @@ class QoServePolicy:
         self._pace.observe(outcome.iteration)
         for request_id in outcome.admitted:
             entry = self._entries.get(request_id)
+            if entry is not None and not entry.has_run:
+                entry.has_run = True
+                self._cached.observe(
+                    entry.view.application,
+                    prompt_tokens=entry.view.prompt_tokens,
+                    cached_tokens=outcome.cached_tokens.get(request_id, 0),
+                )
             if entry is not None and entry in self._offered:
                 self._offered.remove(entry)
                 entry.waiting = False

@@ -162,6 +162,32 @@ def test_infeasible_request_is_relegated():
     assert (driver.running, driver.held("r").request.attempts.relegated) == ({"r"}, True)
 
 
+@pytest.mark.parametrize(("share", "relegated"), [(0.0, 1), (0.9, 0)])
+def test_prefill_that_is_expected_in_the_prefix_cache_does_not_make_a_request_late(
+    share: float, relegated: int
+):
+    """A prefill of 1,000 tokens takes 10 s, and the target is 5 s."""
+    driver = Driver()
+    request = a_request("r", prompt_tokens=1000)
+    shares = {request.application: share}
+    driver.profile(a_profile(constant_s=0.001, linear_s=0.01, cached_share=shares))
+    driver.put(request)
+
+    assert driver.instance.totals.relegated == relegated
+
+
+@pytest.mark.parametrize(("pace_s", "relegated"), [(0.01, 0), (0.2, 1)])
+def test_an_answer_takes_as_long_as_the_iterations_of_the_running_requests(
+    pace_s: float, relegated: int
+):
+    """An answer of 100 tokens takes 1 s alone, and the target is 10 s."""
+    driver = Driver(a_request("before"), engine={"pace_s": pace_s})
+    driver.profile(a_profile(constant_s=0.01))
+    driver.put(a_request("r", slo=Slo(ttlt_s=10.0), sampling=sampling(100)))
+
+    assert driver.instance.totals.relegated == relegated
+
+
 SERVER = frozenset({Capability.RESUME})
 
 

@@ -181,6 +181,7 @@ class SimulatedEngineCore:
             IterationOutcome(
                 iteration=iteration,
                 admitted=tuple(run.request_id for run in admitted),
+                cached_tokens={run.request_id: run.cached_tokens or 0 for run in admitted},
                 preempted=tuple(run.request_id for run in (*stopped, *starved)),
             ),
         )

@@ -102,6 +102,10 @@ class PolicyDriven(Timed):
             IterationOutcome(
                 iteration=work.iteration(0.0),
                 admitted=tuple(RequestId(request_id) for request_id in admitted),
+                cached_tokens={
+                    RequestId(name): max(0, self.requests[name].num_cached_tokens)
+                    for name in admitted
+                },
                 preempted=tuple(name for name in self._preempted if name in preempted),
             ),
         )

@@ -46,6 +46,25 @@ def test_progress_is_prefilled_again():
     assert predicted_prefill_s(request, PROFILE) == pytest.approx(0.02 + 0.7)
 
 
+def test_tokens_that_a_prefix_cache_is_expected_to_have_take_no_time():
+    """Three quarters of 600 tokens are cached; progress is not."""
+    profile = msgspec.structs.replace(PROFILE, cached_share={"chat": 0.75})
+    request = a_request(
+        prompt_tokens=600, application="chat", progress=Progress(token_ids=(7,) * 100)
+    )
+    other = a_request(prompt_tokens=600, application="search")
+
+    assert predicted_prefill_s(request, profile) == pytest.approx(0.01 + 0.25)
+    assert predicted_prefill_s(other, profile) == pytest.approx(0.02 + 0.6)
+
+
+def test_a_token_takes_as_long_as_the_iterations_of_the_engine():
+    request = a_request(sampling=sampling(400, ignore_eos=False))
+    rest_s = predicted_rest_s(request, PROFILE, output_tokens=20, pace_s=0.05)
+
+    assert rest_s == pytest.approx(30 * 0.05)
+
+
 def test_decode_takes_one_iteration_per_token():
     request = a_request(sampling=sampling(40), progress=Progress(token_ids=(7,) * 10))
     assert predicted_decode_s(request, PROFILE) == pytest.approx(30 * 0.011)

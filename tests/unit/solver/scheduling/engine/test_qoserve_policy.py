@@ -332,3 +332,37 @@ def test_a_ttlt_request_is_relegated_if_its_mean_answer_would_be_late(
     rig.order()
 
     assert rig.policy.rank(RequestId("new")) is rank
+
+
+@pytest.mark.parametrize(("cached", "rank"), [(900, Rank.REGULAR), (0, Rank.RELEGATED)])
+def test_tokens_that_the_prefix_cache_is_expected_to_have_do_not_make_a_request_late(
+    cached: int, rank: Rank
+) -> None:
+    """A prefill of 100,000 tokens takes 10 s; nine tenths of those before were in the cache."""
+    rig = Rig()
+    for number in range(20):
+        name = RequestId(f"past-{number}")
+        rig.wait(name, SOON, prompt=1000, application="agent")
+        begun = replace(outcome(admitted=(name,)), cached_tokens={name: cached})
+        rig.policy.observe(0.0, begun)
+        rig.policy.remove(name)
+    rig.wait("new", CHAT, prompt=100_000, application="agent")
+    rig.order()
+
+    assert rig.policy.rank(RequestId("new")) is rank
+
+
+def test_a_request_that_resumes_does_not_count_as_cached() -> None:
+    rig = Rig()
+    for number in range(20):
+        name = RequestId(f"past-{number}")
+        rig.wait(name, SOON, prompt=1000, application="agent")
+        rig.policy.observe(0.0, outcome(admitted=(name,)))
+        rig.policy.observe(0.0, outcome(preempted=(name,)))
+        again = replace(outcome(admitted=(name,)), cached_tokens={name: 1000})
+        rig.policy.observe(0.0, again)
+        rig.policy.remove(name)
+    rig.wait("new", CHAT, prompt=100_000, application="agent")
+    rig.order()
+
+    assert rig.policy.rank(RequestId("new")) is Rank.RELEGATED
