@@ -37,7 +37,7 @@ class _JumpingSelector(selectors.DefaultSelector):
             return found
         found = super().select(wall_s)
         if not found:
-            raise RuntimeError(f"nothing has happened for {wall_s} s: virtual time cannot go on")
+            raise RuntimeError(f"nothing has happened for {wall_s} s: virtual time cannot pass")
         return found
 
 

@@ -16,9 +16,10 @@ from shared.broker.listening import listening
 from shared.broker.protocol import Broker
 from shared.contracts.base import Decoder
 from shared.contracts.control import GatewayModels
+from shared.contracts.plans import PlanPublished
 from shared.contracts.telemetry import InstanceStatus, RequestObserved
 
-_Seen = InstanceStatus | RequestObserved | GatewayModels
+_Seen = InstanceStatus | RequestObserved | GatewayModels | PlanPublished
 _decode: Decoder[_Seen] = Decoder(_Seen)
 RECENT_REQUESTS = 2000
 NONE_FINISHED = "no request has finished since this command was started"
@@ -31,20 +32,24 @@ class View:
     instances: dict[str, InstanceStatus] = field(default_factory=dict)
     gateways: dict[str, GatewayModels] = field(default_factory=dict)
     recent: deque[RequestObserved] = field(default_factory=lambda: deque(maxlen=RECENT_REQUESTS))
+    expected_late: float | None = None
+    """Expected weighted share of the waiting requests that are late, by the last plan."""
 
-    def on_message(self, message: InstanceStatus | RequestObserved | GatewayModels) -> None:
+    def on_message(self, message: _Seen) -> None:
         """Add *message* to the view of the mesh."""
         if isinstance(message, InstanceStatus):
             self.instances[message.instance_id] = message
         elif isinstance(message, GatewayModels):
             self.gateways[message.gateway] = message
+        elif isinstance(message, PlanPublished):
+            self.expected_late = message.expected_late
         else:
             self.recent.append(message)
 
     def tables(self) -> Group:
         """The view of the mesh as text tables."""
         finished = self._classes() if self.recent else NONE_FINISHED
-        return Group(self._instances(), self._registries(), finished)
+        return Group(self._instances(), self._registries(), finished, *self._plan())
 
     def data(self) -> dict[str, object]:
         """The view of the mesh as data for JSON."""
@@ -53,7 +58,15 @@ class View:
             "gateways": [msgspec.to_builtins(g) for _, g in sorted(self.gateways.items())],
             "recent_requests": len(self.recent),
             "attained": sum(observed.attained for observed in self.recent),
+            "expected_late": self.expected_late,
         }
+
+    def _plan(self) -> list[str]:
+        """What the plan in force expects, if one was seen."""
+        if self.expected_late is None:
+            return []
+        share = f"{self.expected_late:.1%} of the weight is expected late"
+        return [f"of the requests that wait, {share} (relegated requests are late)"]
 
     def _instances(self) -> Table:
         table = Table(title="instances", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -121,7 +134,7 @@ async def watch(broker: Broker, *, duration_s: float, live: bool) -> View:
     """
     view = View()
     queue = topology.temporary_queue("top")
-    keys = ("status.#", topology.OBSERVED_REQUEST_KEY)
+    keys = ("status.#", topology.OBSERVED_REQUEST_KEY, topology.plan_key("#"))
     bindings = [
         *((topology.TELEMETRY, key) for key in keys),
         (topology.CONTROL, topology.CONTROL_GATEWAYS),

@@ -12,12 +12,34 @@ from services.mesh.top import NONE_FINISHED, View
 from services.mesh.verbs import cli_watch
 from shared.contracts.base import InstanceId, ModelName, RequestId, TenantId
 from shared.contracts.errors import MeshError
+from shared.contracts.plans import PlanPublished, VirtualQueue
 from shared.contracts.qos import QosClass
 from shared.contracts.telemetry import InstanceStatus, InstanceTotals, RequestObserved
 from tests.clocks import NOW
 
 URL = "amqp://me:secret@broker:5672/"
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+
+
+def test_the_share_that_the_plan_expects_late_is_shown():
+    view = View()
+    assert "expected late" not in text_of(view)
+
+    queue = VirtualQueue(instance_id=InstanceId("i"), segments=())
+    view.on_message(
+        PlanPublished(
+            epoch=1, issued_at=NOW, leader_id="l", queue=queue, policy="qlm", expected_late=0.25
+        )
+    )
+
+    assert "25.0% of the weight is expected late" in text_of(view)
+    assert view.data()["expected_late"] == 0.25
+
+
+def text_of(view: View) -> str:
+    out = StringIO()
+    Console(file=out, width=120, no_color=True).print(view.tables())
+    return out.getvalue()
 
 
 @pytest.mark.parametrize("columns", [80, 120])
