@@ -30,6 +30,7 @@ class Group:
     deadline_s: float = NEVER
     spread_s: float = 0.0
     slo_s: float = 10.0
+    relegated_share: float = 0.0
     work_s: float = 10.0
     work_var: float = 0.0
     tail_s: float = 0.0
@@ -44,6 +45,7 @@ class Instance:
     available_s: float = 0.0
     available_var: float = 0.0
     drain_s: float = 0.0
+    express_per_s: float = 0.0
 
 
 def a_problem(
@@ -75,6 +77,7 @@ def a_problem(
             deadline_s=of_groups("deadline_s"),
             spread_s=of_groups("spread_s"),
             slo_s=of_groups("slo_s"),
+            relegated_share=of_groups("relegated_share"),
             work_s=of_devices("work_s"),
             work_var=of_devices("work_var"),
             tail_s=of_devices("tail_s"),
@@ -89,6 +92,7 @@ def a_problem(
             available_var=of_instances("available_var"),
             drain_s=of_instances("drain_s"),
             rate_error=np.full((1, num_models), rate_error),
+            express_per_s=of_instances("express_per_s"),
         ),
         running=RunningPlan(instance=places[:, 0], position=places[:, 1]),
         objective=objective,
@@ -137,6 +141,7 @@ def a_random_problem(
             deadline_s=np.where(best_effort, np.inf, deadline_s),
             spread_s=random.uniform(0, 10, num_groups),
             slo_s=np.where(best_effort, np.inf, slo_s),
+            relegated_share=np.where(best_effort, random.choice([0.0, 0.5], num_groups), 0.0),
             work_s=work_s,
             work_var=np.where(certain, 0.0, (work_s * random.uniform(0, 0.5, num_groups)) ** 2),
             tail_s=random.uniform(0, 5, shape),
@@ -151,6 +156,7 @@ def a_random_problem(
             available_var=np.maximum(0.0, random.uniform(-4, 4, num_instances)),
             drain_s=random.uniform(0, 8, num_instances),
             rate_error=random.choice([0.0, 0.05, 0.3], (2, num_models)),
+            express_per_s=random.choice([0.0, 5.0], num_instances),
         ),
         running=RunningPlan(
             instance=running.astype(np.int32),

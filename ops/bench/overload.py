@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 from ops.bench.meshes import simulated_agent
 from ops.bench.progress import say
@@ -48,9 +49,19 @@ SETTLE_S: Seconds = 3.0
 """Time for profiles and the first plan."""
 WEIGHT = {Importance.HIGH: 4.0, Importance.LOW: 1.0}
 """Weight of one late request, as in the planner's default settings."""
-SWAPS_BEFORE: dict[int, int] = {}
-SHARE_BEFORE: dict[int, float] = {}
-"""Seed -> number of swaps, and share in time, of the rules before waiting had a price in plans."""
+NUM_SEEDS = 3
+
+
+class Before(NamedTuple):
+    """Figures of the same load before all waiting had a price in plans."""
+
+    swaps: int
+    share: float
+    """Share in time."""
+
+
+BEFORE = {0: Before(34, 0.9067), 1: Before(42, 0.8962), 2: Before(18, 0.9192)}
+"""Seed -> figures."""
 IDLE_METRIC = "headway_instance_idle_beside_work_seconds_total"
 KEPT_METRIC = "headway_instance_kept_seconds_total"
 
@@ -173,11 +184,16 @@ def _body(kind: Kind, model: str, chance: random.Random, number: int) -> Inferen
 
 
 async def run(*, seed: int, quick: bool, broker: str | None) -> Result:  # noqa: ARG001 - in-process
-    """Run the benchmark; a quick run takes one tenth of the time and compares nothing."""
+    """Run the benchmark for three seeds; a quick run has one, and a tenth of the time."""
     result = Result(name="overload", seed=seed, quick=quick)
-    asked = load(seed=seed, duration_s=QUICK_S if quick else DURATION_S)
-    record = await asyncio.to_thread(run_virtually, _served(asked))
-    _figures(result, asked, record)
+    runs = []
+    for number in (seed,) if quick else range(seed, seed + NUM_SEEDS):
+        asked = load(seed=number, duration_s=QUICK_S if quick else DURATION_S)
+        record = await asyncio.to_thread(run_virtually, _served(asked))
+        runs.append(outcome_of(number, asked, record))
+        result.figures[f"seed {number}"] = runs[-1].figures()
+        say(f"seed {number}: {runs[-1].figures()}")
+    _lines(result, runs)
     return result
 
 
@@ -259,58 +275,94 @@ def _of_instances(mesh: EmbeddedMesh, metric: str) -> dict[str, float]:
     }
 
 
-def _figures(result: Result, asked: list[Asked], record: Record) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Figures of one run."""
+
+    seed: int
+    lost: int
+    """Number of requests without an answer."""
+    share: float
+    """Share in time of the requests with targets."""
+    shares: dict[str, float]
+    """Kind of traffic -> the same."""
+    swaps: int
+    duration_s: Seconds
+    idle_s: Seconds
+    """Longest time in a row for which an instance was idle beside waiting work."""
+    kept_share: float
+    """Share of the instances' time in which they were kept for express requests."""
+    plan_error: float | None
+    """Expected minus actual late share of what waited, mean over the published plans."""
+
+    def figures(self) -> dict[str, float | None]:
+        """The figures by name."""
+        return {
+            "in time": round(self.share, 4),
+            **{name: round(share, 4) for name, share in self.shares.items()},
+            "swaps": self.swaps,
+            "last answer after, s": round(self.duration_s, 1),
+            "longest idle time beside work, s": round(self.idle_s, 1),
+            "kept share": round(self.kept_share, 4),
+            "plan, expected - actual late share": self.plan_error and round(self.plan_error, 4),
+        }
+
+
+def outcome_of(seed: int, asked: list[Asked], record: Record) -> Outcome:
+    """Figures of a run that served *asked*."""
     late = {each.body.id: _is_late(record.finals[each.body.id or ""]) for each in asked}
     counted = [each for each in asked if each.kind.slo != Slo()]
-    share = 1 - fmean(late[each.body.id] for each in counted)
-    end_s = max(f.timings.finished_at for f in record.finals.values() if f is not None)
-    begin_s = min(f.timings.arrived_at for f in record.finals.values() if f is not None)
-    lost = sum(final is None for final in record.finals.values())
-    error = _plan_error(asked, record, late)
-    idle_s = max(_streaks(record.idle), default=0.0)
-    kept = sum(record.kept.values()) / (len(MODELS) * (end_s - begin_s))
-    result.figures |= {
-        "requests": len(asked),
-        "without an answer": lost,
-        "in time": round(share, 4),
-        "swaps": record.swaps,
-        "time to the last answer, s": round(end_s - begin_s, 1),
-        "longest idle time beside work, s": round(idle_s, 1),
-        "idle time beside work, s": {
-            k: round(v, 1) for k, v in (record.idle[-1:] or [{}])[0].items()
-        },
-        "kept time, s": {name: round(value, 1) for name, value in record.kept.items()},
-        "plan, expected minus actual late share": None if error is None else round(error, 4),
-    }
+    finals = [final for final in record.finals.values() if final is not None]
+    duration_s = max(f.timings.finished_at for f in finals) - min(
+        f.timings.arrived_at for f in finals
+    )
     totals = Counter(each.kind.name for each in counted)
     missed = Counter(each.kind.name for each in counted if late[each.body.id])
-    for name, total in totals.items():
-        result.figures[f"{name}, in time"] = round(1 - missed[name] / total, 4)
-    before, shares = SWAPS_BEFORE.get(result.seed), SHARE_BEFORE.get(result.seed)
-    full = not result.quick
+    return Outcome(
+        seed=seed,
+        lost=len(asked) - len(finals),
+        share=1 - missed.total() / len(counted),
+        shares={name: 1 - missed[name] / total for name, total in sorted(totals.items())},
+        swaps=record.swaps,
+        duration_s=duration_s,
+        idle_s=max(_streaks(record.idle), default=0.0),
+        kept_share=sum(record.kept.values()) / (len(MODELS) * duration_s),
+        plan_error=_plan_error(asked, record, late),
+    )
+
+
+def _lines(result: Result, runs: list[Outcome]) -> None:
+    errors = [run.plan_error for run in runs if run.plan_error is not None]
+    known = not result.quick and all(run.seed in BEFORE for run in runs)
+    before = [BEFORE[run.seed] for run in runs] if known else []
+    swaps, share = fmean(run.swaps for run in runs), fmean(run.share for run in runs)
     result.lines += [
-        Line(name="requests without an answer", value=lost, bound=0),
+        Line(name="requests without an answer", value=sum(run.lost for run in runs), bound=0),
         Line(
             name="swaps, as a share of those before",
-            value=record.swaps / before if full and before else None,
+            value=swaps / fmean(each.swaps for each in before) if before else None,
             bound=1 / 3,
         ),
         Line(
             name="loss of the share in time",
-            value=shares - share if full and shares is not None else None,
+            value=fmean(each.share for each in before) - share if before else None,
             bound=0.01,
         ),
         Line(
             name="plan, |expected - actual late share|",
-            value=abs(error) if full and error is not None else None,
+            value=abs(fmean(errors)) if errors and not result.quick else None,
             bound=0.05,
         ),
         Line(
             name="longest idle time beside work, in swap times",
-            value=idle_s / ENGINE.cold_activation_s,
+            value=max(run.idle_s for run in runs) / ENGINE.warm_activation_s,
             bound=2.0,
         ),
-        Line(name="kept time, as a share of instance time", value=kept, bound=0.1),
+        Line(
+            name="kept time, as a share of instance time",
+            value=max(run.kept_share for run in runs),
+            bound=0.1,
+        ),
     ]
 
 

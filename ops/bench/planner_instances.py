@@ -185,6 +185,7 @@ def _interactive(random: np.random.Generator, model: Ints, harshness: Harshness)
         deadline_s=slo_s * random.uniform(0.5, 1.0, count),
         spread_s=slo_s * random.uniform(0.0, 0.3, count),
         slo_s=slo_s,
+        relegated_share=np.zeros(count),
         work_s=work_s,
         work_var=(harshness.length_cv * work_s) ** 2 / num_requests,
         tail_s=first_token_s,
@@ -215,6 +216,7 @@ def _batch(
         deadline_s=deadline_s,
         spread_s=deadline_s * random.uniform(0.0, 0.2, count),
         slo_s=deadline_s * random.uniform(1.0, 1.8, count),
+        relegated_share=np.zeros(count),
         work_s=work_s,
         work_var=(harshness.length_cv * work_s) ** 2 / num_requests,
         tail_s=tail_s,
@@ -257,6 +259,7 @@ def _instances(
         available_var=(0.2 * available_s) ** 2,
         drain_s=random.uniform(2.0, 12.0, count),
         rate_error=harshness.rate_error * error,
+        express_per_s=np.zeros(count),
     )
 
 

@@ -240,6 +240,20 @@ LEADER: tuple[Series[LeaderState], ...] = (
         lambda state: state.record.moved,
     ),
     counter(
+        "headway_instance_idle_beside_work_seconds",
+        "Time for which an instance with several models ran nothing although requests waited that "
+        "it could serve",
+        lambda state: (((name,), s) for name, s in sorted(state.idle.idle_s.items())),
+        "instance",
+    ),
+    counter(
+        "headway_instance_kept_seconds",
+        "Time for which an instance ran nothing beside such requests, because it was kept for "
+        "interactive requests of its active model",
+        lambda state: (((name,), s) for name, s in sorted(state.idle.kept_s.items())),
+        "instance",
+    ),
+    counter(
         "headway_planner_alarms",
         "Alarms received from the estimator",
         lambda state: state.alarms_heard,
@@ -311,7 +325,8 @@ ACTIVE_LEADER: tuple[Series[LeaderState], ...] = (
     ),
     gauge(
         "headway_planner_late_ratio",
-        "Expected share of waiting requests that will be late",
+        "Expected share of waiting requests that will be late; relegated: share of all waiting "
+        "requests that were relegated, and are late",
         lambda state: (((name,), share) for name, share in sorted(state.record.late_share.items())),
         "qos_class",
     ),

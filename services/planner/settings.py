@@ -161,8 +161,11 @@ class LeaderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Time for which a new leader collects statuses before its first plan. Until the new plan, agents
     follow the old plan.
     """
-    min_residency_s: Annotated[float, Meta(ge=0)] = 3.0
-    """Minimum time that a model stays active before it may be swapped."""
+    min_residency_swaps: Annotated[float, Meta(ge=0)] = 3.0
+    """
+    Minimum time that a model stays active while work for it waits, as a multiple of the time of a
+    swap.
+    """
     reserved_deadline_s: Annotated[float, Meta(gt=0)] = 5.0
     """
     Upper limit of deadlines, in time from arrival, that make a lane express. The plan reserves
@@ -170,9 +173,14 @@ class LeaderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
     reserved_lease_s: Annotated[float, Meta(ge=0)] = 10.0
     """
-    Lease: time for which an express model keeps its instance after its last express request. During
-    the lease, another model gets the instance only for requests whose deadlines no instance without
-    a lease can meet.
+    Time after an express request for which its model is expected to get more of them. In this time,
+    a swap of its instance costs the express requests that would arrive until the model is back.
+    """
+    reserved_longest_wait_s: Annotated[float, Meta(ge=0)] = 600.0
+    """
+    Longest time for which work without a deadline waits for an instance with an express model. It
+    waits for a share of this time: the probability of an express arrival during a swap there and
+    back.
     """
 
     @property
@@ -193,7 +201,9 @@ class LeaderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Convert these settings to the options of capacity that is reserved for short deadlines.
         """
         return ReservedCapacityOptions(
-            deadline_s=self.reserved_deadline_s, lease_s=self.reserved_lease_s
+            deadline_s=self.reserved_deadline_s,
+            lease_s=self.reserved_lease_s,
+            longest_wait_s=self.reserved_longest_wait_s,
         )
 
     @property

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from cachetools import FIFOCache
 
 from services.planner.lane_totals import LaneCounter
+from services.planner.leader.idle_times import IdleTimes
 from services.planner.leader.plan_history import PlanRecord
 from shared.contracts.base import (
     InstanceId,
@@ -214,6 +215,7 @@ class LeaderState:
     places: Mapping[GroupId, tuple[InstanceId, int]] = field(default_factory=dict)
     """Instance and position of each request group in the plan in force."""
     record: PlanRecord = field(default_factory=PlanRecord)
+    idle: IdleTimes = field(default_factory=IdleTimes)
     advice: tuple[AdvisedInstances, ...] = ()
     """Advised numbers of instances, of all known devices; empty before the first advice."""
     alarms_heard: int = 0

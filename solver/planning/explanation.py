@@ -6,14 +6,16 @@ import numpy as np
 
 from shared.contracts.base import Seconds
 from solver.planning.problem.objective import (
+    Prices,
     homes,
     instance_of,
     late_probability,
+    prices_of,
     queue_cost,
     turns_s,
     turns_var,
 )
-from solver.planning.problem.problem import NONE, Floats, Ints, PlanningProblem, QueueOrder
+from solver.planning.problem.problem import NONE, Ints, PlanningProblem, QueueOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,7 @@ class PlacedGroup:
     no queue.
     """
     late_probability: float
+    """Probability that a request of the group is late; at least the share that was relegated."""
     others: tuple[OtherPlace, ...] = ()
     """The cheapest position of the group in each other queue; the cheapest positions come first."""
 
@@ -65,9 +68,10 @@ def explain(
             explaining a group takes some hundreds of microseconds per waiting group.
         others: Maximum number of alternative positions reported for each group.
     """
-    late, turns = late_probability(problem, order), turns_s(problem, order)
+    late = np.maximum(problem.groups.relegated_share, late_probability(problem, order))
+    turns = turns_s(problem, order)
     turn_sd_s = np.sqrt(turns_var(problem, order))
-    instance = instance_of(problem, order)
+    instance, prices = instance_of(problem, order), prices_of(problem)
     ranked = np.lexsort((turns, -late))
     return tuple(
         PlacedGroup(
@@ -77,7 +81,7 @@ def explain(
             turn_s=float(turns[group]),
             turn_sd_s=float(turn_sd_s[group]),
             late_probability=float(late[group]),
-            others=_others(problem, order, int(group), int(instance[group]))[:others]
+            others=_others(problem, order, prices, int(group), int(instance[group]))[:others]
             if rank < most
             else (),
         )
@@ -92,13 +96,17 @@ def _position(order: QueueOrder, instance: int, group: int) -> int:
 
 
 def _others(
-    problem: PlanningProblem, order: QueueOrder, group: int, instance: int
+    problem: PlanningProblem, order: QueueOrder, prices: Prices, group: int, instance: int
 ) -> tuple[OtherPlace, ...]:
     if instance == NONE:
         return ()
+
+    def cost(of: int, queue: Ints) -> float:
+        return queue_cost(problem, of, queue, prices)
+
     own = order.queue(instance)
-    gain = queue_cost(problem, instance, own) - queue_cost(problem, instance, own[own != group])
-    price = problem.objective.moved / max(1, problem.num_groups)
+    gain = cost(instance, own) - cost(instance, own[own != group])
+    price = float(prices.move[group])
     home = int(homes(problem)[group])
     paid = price if home not in (NONE, instance) else 0.0
     found = []
@@ -106,12 +114,13 @@ def _others(
         if problem.may_serve(other, group):
             queue = order.queue(other)
             rest = queue[queue != group]
-            costs = _insertion_costs(problem, other, rest, group)
+            places = range(len(rest) + 1)
+            costs = np.array([cost(other, np.insert(rest, at, group)) for at in places])
             if other == instance:
                 costs[_position(order, instance, group)] = np.inf
             position = int(np.argmin(costs))
             move = price if home not in (NONE, other) else 0.0
-            extra = float(costs[position] - queue_cost(problem, other, rest) - gain + move - paid)
+            extra = float(costs[position] - cost(other, rest) - gain + move - paid)
             if np.isfinite(extra):
                 found.append((extra, other, position, rest))
     return tuple(
@@ -122,18 +131,6 @@ def _others(
             turn_s=_turn_s(problem, order, other, np.insert(rest, position, group), group),
         )
         for extra, other, position, rest in sorted(found, key=lambda place: place[:3])
-    )
-
-
-def _insertion_costs(problem: PlanningProblem, instance: int, rest: Ints, group: int) -> Floats:
-    """
-    Cost of the virtual queue with the group inserted at each position, float64[len(rest) + 1].
-    """
-    return np.array(
-        [
-            queue_cost(problem, instance, np.insert(rest, place, group))
-            for place in range(len(rest) + 1)
-        ]
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shared.contracts.base import Seconds
-from solver.planning.problem.objective import homes
+from solver.planning.problem.objective import homes, running_order
 from solver.planning.problem.problem import NONE, PlanCost, PlanningProblem, QueueOrder
 from solver.planning.search.annealing import Annealer
 from solver.planning.search.dispatch import LOOKAHEADS, dispatch
@@ -81,7 +81,7 @@ def generate(
 
 def _kept(problem: PlanningProblem) -> tuple[Tables, State]:
     tables = tables_of(problem)
-    state = _loaded(problem, tables, _running(problem))
+    state = _loaded(problem, tables, running_order(problem))
     new = tables.served[homes(problem)[tables.served] == NONE]
     by_deadline = np.argsort(problem.groups.deadline_s[new], kind="stable")
     if len(new) > _MOST_INSERTED:
@@ -89,16 +89,6 @@ def _kept(problem: PlanningProblem) -> tuple[Tables, State]:
     else:
         insert(tables, state, new[by_deadline])
     return tables, state
-
-
-def _running(problem: PlanningProblem) -> QueueOrder:
-    """Part of the plan in force that is still valid for the current groups and instances."""
-    home = homes(problem)
-    placed = np.flatnonzero(home != NONE)
-    ranked = placed[np.lexsort((problem.running.position[placed], home[placed]))]
-    lengths = np.bincount(home[ranked], minlength=problem.num_instances)
-    starts = np.concatenate(([0], np.cumsum(lengths)))
-    return QueueOrder(groups=ranked.astype(np.int32), starts=starts.astype(np.int32))
 
 
 def _loaded(problem: PlanningProblem, tables: Tables, order: QueueOrder) -> State:

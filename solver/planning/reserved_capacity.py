@@ -1,7 +1,7 @@
-"""Capacity reserved for short deadlines: leases of instances and a share of throughput."""
+"""Capacity reserved for short deadlines: a price of leaving, and a share of throughput."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shared.contracts.base import InstanceId, ModelName, Seconds, UnixTime
@@ -10,6 +10,7 @@ from solver.planning.problem.snapshot import ClusterSnapshot, InstanceView, Serv
 
 MAX_SHARE, SHARE_STEP = 0.9, 0.05
 """Largest reserved share of a throughput, and the step to which shares are rounded."""
+_NEVER: Mapping[ModelName, Seconds] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +20,11 @@ class ReservedCapacityOptions:
     deadline_s: Seconds = 5.0
     """A lane is express if the deadlines of its requests are at most this far away."""
     lease_s: Seconds = 10.0
-    """Time for which an express model keeps its instance after an express request."""
+    """Time after an express request for which its model is expected to get more of them."""
+    longest_wait_s: Seconds = 600.0
+    """
+    Longest time for which work without a deadline waits for an instance with an express model.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +32,7 @@ class LaneArrivals:
     """Arrivals of a lane, including requests that no longer wait."""
 
     model: ModelName
+    importance: str
     least_left_s: Seconds
     """Lower edge of the lane's deadline band: least time to the deadline when a request arrives."""
     arrivals: Sequence[tuple[UnixTime, float]]
@@ -36,81 +42,94 @@ class LaneArrivals:
 
 
 def with_reserved_capacity(
-    snapshot: ClusterSnapshot, lanes: Iterable[LaneArrivals], options: ReservedCapacityOptions
+    snapshot: ClusterSnapshot,
+    lanes: Iterable[LaneArrivals],
+    options: ReservedCapacityOptions,
+    *,
+    unserved_s: Mapping[ModelName, Seconds] = _NEVER,
 ) -> ClusterSnapshot:
     """
     *snapshot* with capacity reserved for interactive arrivals.
 
-    A model with express arrivals keeps one instance on which it is active: the models that this
-    instance must not activate are removed from its `activate_s`. Best effort never takes the
-    instance, because first tokens would be late until the express model is active again. Work with
-    a deadline takes it only if no other instance can serve this work. `reserved_share` is the share
-    of throughput that express requests take, equal for all instances on which their model is
-    active.
+    One instance on which a model with express arrivals is active has a price: each swap there costs
+    the express requests that are expected to arrive until the model is back
+    (`InstanceView.express_per_s`). Work with a deadline pays the price, or is served elsewhere.
+    Work without a deadline pays with its waiting: it may be served there after a share of
+    `longest_wait_s`, namely the probability of an express arrival during the swap there and back.
+    Until then its model is withheld from the instance. `reserved_share` is the share of throughput
+    that express requests take, equal for all instances on which their model is active.
+
+    Args:
+        unserved_s: Model -> longest time for which requests have waited in one of its queues and
+            none has left this queue.
     """
     near = [lane for lane in lanes if lane.least_left_s <= options.deadline_s]
-    blocked = _blocked(snapshot, _reserved(near, options, snapshot.now))
+    rates = _express_rates(near, options, snapshot.now)
+    leases = _leases(snapshot.instances, rates)
     shares = _shares(snapshot, near, options)
-    return replace(
-        snapshot,
-        instances=tuple(
-            replace(
-                each,
-                reserved_share=shares.get(each.active, 0.0) if each.active else 0.0,
-                activate_s={
-                    model: seconds
-                    for model, seconds in each.activate_s.items()
-                    if model not in blocked[each.instance_id]
-                },
-            )
-            for each in snapshot.instances
-        ),
-    )
+    patient = _patient(snapshot)
 
-
-def _reserved(
-    near: Sequence[LaneArrivals], options: ReservedCapacityOptions, now: UnixTime
-) -> frozenset[ModelName]:
-    """Models of the lanes *near* that had requests within the last `lease_s`."""
-    return frozenset(
-        lane.model
-        for lane in near
-        if lane.arrivals and now - lane.arrivals[-1][0] < options.lease_s
-    )
-
-
-def _blocked(
-    snapshot: ClusterSnapshot, express: frozenset[ModelName]
-) -> Mapping[InstanceId, frozenset[ModelName]]:
-    """Models that each instance must not activate while it is leased to another model."""
-    leases = _leases(snapshot.instances, express)
-    urgent = {g.key.model for g in snapshot.groups if math.isfinite(g.oldest_deadline_at)}
-    free = {
-        model
-        for each in snapshot.instances
-        if each.instance_id not in leases
-        for model in each.activate_s
-    }
-    return {
-        each.instance_id: frozenset(
-            model
+    def reserved(each: InstanceView) -> InstanceView:
+        of_active = rates[each.active] if each.instance_id in leases and each.active else {}
+        kept_s = {
+            model: options.longest_wait_s * _chance_of_arrival(each, model, of_active)
             for model in each.activate_s
-            if leases.get(each.instance_id, model) != model
-            and (model in free or model not in urgent)
+        }
+        return replace(
+            each,
+            reserved_share=shares.get(each.active, 0.0) if each.active else 0.0,
+            express_per_s=of_active,
+            withheld=each.withheld
+            | frozenset(
+                model
+                for model in patient & each.activate_s.keys()
+                if unserved_s.get(model, 0.0) < kept_s[model]
+            ),
         )
-        for each in snapshot.instances
-    }
+
+    return replace(snapshot, instances=tuple(reserved(each) for each in snapshot.instances))
+
+
+def _express_rates(
+    near: Sequence[LaneArrivals], options: ReservedCapacityOptions, now: UnixTime
+) -> dict[ModelName, dict[str, float]]:
+    """Model -> importance -> express arrivals per second, for models that had one recently."""
+    rates: dict[ModelName, dict[str, float]] = {}
+    for lane in near:
+        arrived = arrived_since(lane.arrivals, now - options.lease_s)
+        if arrived > 0:
+            of_model = rates.setdefault(lane.model, {})
+            had_per_s = of_model.get(lane.importance, 0.0)
+            of_model[lane.importance] = had_per_s + arrived / options.lease_s
+    return rates
 
 
 def _leases(
-    instances: Sequence[InstanceView], express: frozenset[ModelName]
-) -> dict[InstanceId, ModelName]:
-    """One leased instance for each express model that is active on some instance."""
+    instances: Sequence[InstanceView], express: Container[ModelName]
+) -> frozenset[InstanceId]:
+    """One instance for each express model that is active on some instance."""
     leases: dict[ModelName, InstanceId] = {}
     for each in instances:
-        if each.active in express:
+        if each.active is not None and each.active in express:
             leases.setdefault(each.active, each.instance_id)
-    return {instance_id: model for model, instance_id in leases.items()}
+    return frozenset(leases.values())
+
+
+def _patient(snapshot: ClusterSnapshot) -> frozenset[ModelName]:
+    """Models of the snapshot for which no request with a deadline waits."""
+    urgent = {g.key.model for g in snapshot.groups if math.isfinite(g.oldest_deadline_at)}
+    return frozenset({model for each in snapshot.instances for model in each.activate_s} - urgent)
+
+
+def _chance_of_arrival(
+    instance: InstanceView, model: ModelName, express_per_s: Mapping[str, float]
+) -> float:
+    """Probability of an express arrival while *model* replaces the active one, there and back."""
+    active = instance.active
+    if active is None or model == active:
+        return 0.0
+    away_s = instance.activate_s[model] + instance.activate_s.get(active, 0.0)
+    return -math.expm1(-sum(express_per_s.values()) * away_s)
 
 
 def _shares(

@@ -37,6 +37,8 @@ class Cause(Enum):
     """More work is expected to be late than when the plan was made."""
     ALARMS = "alarms"
     """Groups have become unlikely to be in time, or the instance monitor raised an alarm."""
+    IDLE = "idle"
+    """An instance has no work in the plan, although work waits that it could serve."""
     DRIFT = "drift"
     """Instances serve at another rate than the plan assumes."""
 
@@ -67,6 +69,12 @@ class Basis:
     instances: frozenset[tuple[InstanceId, frozenset[ModelName]]]
     rates: Mapping[Pair, float]
     late_share: float
+    idle: frozenset[tuple[InstanceId, bool]] = frozenset()
+    """
+    Instances without work in the plan, although work waited that they could serve, each with True
+    if it also ran nothing. Only other pairs are a reason for a new plan: what an instance runs may
+    make a swap too dear until it ends.
+    """
     alarms: frozenset[GroupId] = frozenset()
     """
     Groups with an alarm when the plan was made; only alarms of other groups are a reason for a new
@@ -120,14 +128,17 @@ def review(
     kept = kept_order(problem)
     kept_cost = plan_cost(problem, kept)
     alarmed = _alarms(snapshot, problem, kept, options)
-    cause = Cause.FIRST if basis is None else _cause(snapshot, basis, kept_cost, alarmed, options)
+    cause: Cause | None = Cause.FIRST
+    if basis is not None:
+        now = _basis(snapshot, kept_cost, alarmed, _idle(snapshot, problem, kept))
+        cause = _cause(snapshot, basis, now, options)
     order, cost = kept, kept_cost
     if basis is None or cause is not None:
         budget_s = min(options.budget_s, _BUDGET_S_PER_GROUP * problem.num_groups)
         generated = generate(problem, budget_s=budget_s, clock=clock, seed=seed)
         order, cost = generated.order, generated.cost
         alarmed = _alarms(snapshot, problem, order, options)
-        basis = _basis(snapshot, cost, alarmed)
+        basis = _basis(snapshot, cost, alarmed, _idle(snapshot, problem, order))
     return Review(
         order=order,
         cause=cause,
@@ -150,31 +161,64 @@ def _alarms(
 
 
 def _cause(
-    snapshot: ClusterSnapshot,
-    basis: Basis,
-    kept: PlanCost,
-    alarmed: tuple[GroupId, ...],
-    options: ReviewOptions,
+    snapshot: ClusterSnapshot, made_from: Basis, now: Basis, options: ReviewOptions
 ) -> Cause | None:
-    if basis.instances != _instances(snapshot):
-        return Cause.INSTANCES
-    if any(group.group_id not in snapshot.running for group in snapshot.groups):
-        return Cause.ARRIVALS
-    if kept.late_share > basis.late_share + options.later_share:
-        return Cause.VIOLATIONS
-    if snapshot.alarms_raised or not basis.alarms.issuperset(alarmed):
-        return Cause.ALARMS
-    if _drift(basis.rates, _rates(snapshot)) > options.drift:
-        return Cause.DRIFT
-    return None
+    """
+    The first reason to replace the plan in force.
+
+    Args:
+        made_from: Inputs that the plan was made from.
+        now: The same inputs now, if the plan is kept.
+    """
+    servable = {
+        model for each in snapshot.instances for model in each.activate_s.keys() - each.withheld
+    }
+    is_new = any(
+        group.group_id not in snapshot.running
+        for group in snapshot.groups
+        if group.key.model in servable
+    )
+    is_alarmed = snapshot.alarms_raised > 0 or not made_from.alarms.issuperset(now.alarms)
+    reasons = (
+        (Cause.INSTANCES, made_from.instances != now.instances),
+        (Cause.ARRIVALS, is_new),
+        (Cause.VIOLATIONS, now.late_share > made_from.late_share + options.later_share),
+        (Cause.ALARMS, is_alarmed),
+        (Cause.IDLE, not made_from.idle.issuperset(now.idle)),
+        (Cause.DRIFT, _drift(made_from.rates, now.rates) > options.drift),
+    )
+    return next((cause for cause, holds in reasons if holds), None)
 
 
-def _basis(snapshot: ClusterSnapshot, cost: PlanCost, alarmed: tuple[GroupId, ...]) -> Basis:
+def _idle(
+    snapshot: ClusterSnapshot, problem: PlanningProblem, order: QueueOrder
+) -> frozenset[tuple[InstanceId, bool]]:
+    """
+    Instances without work in *order*, although work waits that they could serve, and whether they
+    run nothing.
+    """
+    instances = problem.instances
+    waiting = np.unique(problem.groups.model[order.groups])
+    can_serve = np.isfinite(instances.activate_s[:, waiting]).any(axis=1)
+    runs_nothing = instances.available_s + instances.drain_s == 0
+    return frozenset(
+        (snapshot.instances[g].instance_id, bool(runs_nothing[g]))
+        for g in np.flatnonzero((np.diff(order.starts) == 0) & can_serve)
+    )
+
+
+def _basis(
+    snapshot: ClusterSnapshot,
+    cost: PlanCost,
+    alarmed: tuple[GroupId, ...],
+    idle: frozenset[tuple[InstanceId, bool]],
+) -> Basis:
     return Basis(
         instances=_instances(snapshot),
         rates=_rates(snapshot),
         late_share=cost.late_share,
         alarms=frozenset(alarmed),
+        idle=idle,
     )
 
 

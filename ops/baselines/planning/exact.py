@@ -6,10 +6,10 @@ from itertools import pairwise
 import numpy as np
 from ortools.sat.python import cp_model
 
-from ops.baselines.planning.succession import setup_s
+from ops.baselines.planning.succession import setup_s, swap_costs_of
 from solver.planning.orders.queues import order_of
 from solver.planning.orders.rules import edf_batching
-from solver.planning.problem.objective import homes, scales_of, servable
+from solver.planning.problem.objective import homes, prices_of, scales_of, servable
 from solver.planning.problem.problem import NONE, Floats, PlanningProblem, QueueOrder
 
 _TICKS_PER_S = 1000
@@ -77,6 +77,7 @@ class _Program:
         self._problem = problem
         self._share = problem.groups.weight / scales_of(problem).weight
         self._setup_s = [setup_s(problem, g) for g in range(problem.num_instances)]
+        self._swap_costs = swap_costs_of(problem)
         self._end = _ticks(_longest_s(problem, self._setup_s)) + 2 * problem.num_groups
         self._costs: list[tuple[cp_model.LinearExprT, float]] = []
         self._starts = {
@@ -127,7 +128,7 @@ class _Program:
         available_s = problem.instances.available_s[instance]
         work_s = problem.groups.work_s[problem.instances.device[instance]]
         before_s = self._setup_s[instance]
-        drain = problem.objective.drain / (problem.num_instances * scales_of(problem).work_s)
+        swap_cost = self._swap_costs[instance]
         able = [i for i in self._starts if problem.may_serve(instance, i)]
         self._follows[instance, 0, 0] = model.new_bool_var("")
         loops, intervals = [], []
@@ -143,14 +144,14 @@ class _Program:
             head_s = before_s[problem.num_groups, i]
             at = _ticks(available_s + head_s)
             model.add(self._starts[i] == at).only_enforce_if(first)
-            self._costs.append((first, drain * head_s))
+            self._costs.append((first, swap_cost[problem.num_groups, i]))
             for j in able:
                 if j == i:
                     continue
                 follows = self._follows[instance, j + 1, i + 1] = model.new_bool_var("")
                 later = _ticks(work_s[j] + before_s[j, i])
                 model.add(self._starts[i] == self._starts[j] + later).only_enforce_if(follows)
-                self._costs.append((follows, drain * before_s[j, i]))
+                self._costs.append((follows, swap_cost[j, i]))
         mine = [(a, b, arc) for (g, a, b), arc in self._follows.items() if g == instance]
         model.add_circuit([*loops, *mine])
         model.add_no_overlap(intervals)  # implied by the circuit, but shortens proofs of optimality
@@ -159,11 +160,11 @@ class _Program:
         """Add the constraint that each group is on one instance, and the cost of moving a group."""
         problem = self._problem
         home = homes(problem)
-        price = problem.objective.moved / max(1, problem.num_groups)
+        price = prices_of(problem).move
         for i in self._starts:
             self.model.add_exactly_one(self._serves[g, i] for g in self._able(i))
             if home[i] != NONE:
-                self._costs.append((~self._serves[int(home[i]), i], price))
+                self._costs.append((~self._serves[int(home[i]), i], price[i]))
 
     def _late(self, group: int) -> None:
         """

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from solver.planning.problem.problem import Floats, PlanningProblem
+from solver.planning.problem.objective import prices_of, swap_costs
+from solver.planning.problem.problem import NONE, Floats, PlanningProblem
 
 
 def setup_s(problem: PlanningProblem, instance: int) -> Floats:
@@ -23,6 +24,19 @@ def setup_s(problem: PlanningProblem, instance: int) -> Floats:
     change_s = drain_s[:, np.newaxis] + activate_s
     stays = before[:, np.newaxis] == groups.model
     return np.where(np.isfinite(activate_s), np.where(stays, 0.0, change_s), np.inf)
+
+
+def swap_costs_of(problem: PlanningProblem) -> list[Floats]:
+    """
+    Cost of the drain and the activation between each pair of consecutive groups, by instance.
+
+    Returns:
+        float64[I + 1, I] for each instance, with the rows of `setup_s`.
+    """
+    prices = prices_of(problem)
+    after = np.arange(problem.num_groups, dtype=np.int32)
+    before = np.append(after, np.int32(NONE))[:, np.newaxis]
+    return [swap_costs(problem, g, before, after, prices) for g in range(problem.num_instances)]
 
 
 def certain(problem: PlanningProblem) -> PlanningProblem:

@@ -140,6 +140,7 @@ class MeshLanes:
         for lane in self._lanes.values():
             yield LaneArrivals(
                 model=lane.key.model,
+                importance=lane.key.importance,
                 least_left_s=band_lower_edge_s(lane.key.band, self._layout),
                 arrivals=lane.curve.points(),
                 tokens=(lane.prompt + lane.output) / lane.curve.total,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from services.planner.leader.idle_times import waiting_models
 from services.planner.leader.lane_forecasts import GROUPER_SILENT_S, forecasts_of
 from services.planner.leader.lso_preview import heads_of
 from services.planner.leader.orphaned_inboxes import InboxClaims
@@ -126,6 +127,12 @@ class Leader:
         )
         if not snapshot.instances:
             return  # there is no instance, or all instances drain
+        self.state.idle.look(
+            [each for each in self.state.instances.values() if each.takes_in],
+            waiting_models(self.state.waiting),
+            {each.instance_id for each in snapshot.instances if each.express_per_s},
+            now,
+        )
         planned = await self.planner.plan(snapshot)
         if not self.state.leads:
             return  # this process has lost the leader role meanwhile

@@ -1,7 +1,7 @@
 """Counters of a leader's plans since it started, and the predictions of its last plan."""
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -17,6 +17,8 @@ Labels of planning rounds without a replan cause.
 
 `KEPT`: the plan in force was kept. `UNREVIEWED`: the policy of the plan does not review plans.
 """
+RELEGATED = "relegated"
+"""Label of relegated requests, whose QoS class is not known, beside the QoS classes."""
 _Places = Mapping[GroupId, tuple[InstanceId, int]]
 
 
@@ -32,7 +34,10 @@ class PlanRecord:
     made_at: UnixTime = 0.0
     """Time of the last replan."""
     late_share: dict[str, float] = field(default_factory=dict)
-    """Expected share of waiting requests that will be late, by QoS class."""
+    """
+    Expected share of waiting requests that will be late, by QoS class; `RELEGATED`: share of all
+    waiting requests that were relegated.
+    """
     alarmed: int = 0
     """
     Number of request groups whose probability of being in time is below the target confidence.
@@ -63,13 +68,17 @@ def _cause(review: Review | None) -> str:
 
 
 def _late_share(planned: Planned, late: Mapping[GroupId, float]) -> dict[str, float]:
-    waiting: Counter[str] = Counter()
+    waiting: dict[str, float] = defaultdict(float)
     expected: dict[str, float] = {each.value: 0.0 for each in QosClass}
+    relegated = 0.0
     for group in planned.snapshot.groups:
         name = _class_of(group).value
-        waiting[name] += group.num_requests
-        expected[name] += group.num_requests * late.get(group.group_id, 0.0)
-    return {name: share / max(1, waiting[name]) for name, share in expected.items()}
+        others = group.num_requests * (1 - group.relegated_share)
+        relegated += group.num_requests - others
+        waiting[name] += others
+        expected[name] += others * late.get(group.group_id, 0.0)
+    shares = {name: share / max(1.0, waiting[name]) for name, share in expected.items()}
+    return shares | {RELEGATED: relegated / max(1.0, relegated + sum(waiting.values()))}
 
 
 def _class_of(group: RequestGroup) -> QosClass:

@@ -36,6 +36,8 @@ from solver.planning.problem.snapshot import ClusterSnapshot, InstanceView, Serv
 from solver.planning.reserved_capacity import LaneArrivals, with_reserved_capacity
 from solver.prediction.calibration.lane_waits import LaneCount
 
+RESUMED, RELEGATED = "resume.", "relegated."
+"""Beginnings of the names of companion queues that several lanes share."""
 DIVIDED_LANES = 64
 """Most lanes whose work is divided into small groups; many lanes are divided among instances."""
 
@@ -63,11 +65,12 @@ def cluster_snapshot(
             divides=len(lanes) <= DIVIDED_LANES,
         )
     )
+    waiting = {group.key.model for group in groups}
     snapshot = ClusterSnapshot(
         now=now,
         groups=groups,
         instances=tuple(
-            _instance(status, rates, lock_s=_lock_s(state, settings, status, now))
+            _instance(status, rates, withheld=_withheld(state, settings, status, waiting, now))
             for status in statuses
         ),
         rates=rates,
@@ -75,7 +78,21 @@ def cluster_snapshot(
         overflow=_overflow(state),
         alarms_raised=state.alarms_heard - state.alarms_planned,
     )
-    return with_reserved_capacity(snapshot, lane_arrivals(state, layout), settings.express)
+    return with_reserved_capacity(
+        snapshot,
+        lane_arrivals(state, layout),
+        settings.express,
+        unserved_s=_unserved_s(state),
+    )
+
+
+def _unserved_s(state: LeaderState) -> dict[ModelName, Seconds]:
+    """Model -> longest time for which none of the requests in one of its queues was served."""
+    longest: dict[ModelName, Seconds] = {}
+    for queue, unserved_s in state.unserved_s.items():
+        if (model := model_of(queue)) is not None:
+            longest[model] = max(longest.get(model, 0.0), unserved_s)
+    return longest
 
 
 def lane_of(queue: str) -> LaneKey | None:
@@ -87,9 +104,12 @@ def lane_of(queue: str) -> LaneKey | None:
 
 def _lanes(state: LeaderState, layout: LaneLayout) -> list[LaneStatistics]:
     """Statistics of waiting requests by lane, including those in the lane's companion queues."""
-    totals = _totals(state)
+    totals, relegated = _totals(state), _relegated(state, layout)
     return [
-        _statistics(state, layout, key, waiting, totals.get(key.queue_name, ()))
+        replace(
+            _statistics(state, layout, key, waiting, totals.get(key.queue_name, ())),
+            relegated=relegated.get(key, 0),
+        )
         for key, waiting in sorted(_waiting_by_lane(state, layout).items())
     ]
 
@@ -163,29 +183,51 @@ def _totals(state: LeaderState) -> Mapping[str, list[LaneTotal]]:
     return totals
 
 
+def _relegated(state: LeaderState, layout: LaneLayout) -> dict[LaneKey, int]:
+    """Number of waiting relegated requests, by the lane that represents them."""
+    return {
+        _companion_lane(state, queue, layout): ready
+        for queue, ready in state.waiting.items()
+        if queue.startswith(RELEGATED)
+    }
+
+
 def _waiting_by_lane(state: LeaderState, layout: LaneLayout) -> dict[LaneKey, int]:
     waiting: dict[LaneKey, int] = {}
     for queue, ready in state.waiting.items():
         if ready == 0:
             continue
         key = lane_of(queue)
-        if key is None and queue.startswith(("resume.", "relegated.")):
-            key = _companion_lane(queue, layout)
+        if key is None and queue.startswith((RESUMED, RELEGATED)):
+            key = _companion_lane(state, queue, layout)
         if key is not None:
             waiting[key] = waiting.get(key, 0) + ready
     return waiting
 
 
-def _companion_lane(queue: str, layout: LaneLayout) -> LaneKey:
-    """Lane that represents a companion queue which several lanes share."""
+def _companion_lane(state: LeaderState, queue: str, layout: LaneLayout) -> LaneKey:
+    """
+    Lane that represents a companion queue which several lanes share.
+
+    Its importance is that of most requests that arrived in these lanes: of one band of a model, or
+    of all its requests with targets.
+    """
     kind, *parts = queue.split(".")
     resumed = kind == "resume"
+    model = model_of(queue) or ModelName("")
+    band = int(parts[-1]) if resumed else layout.best_effort_band
+    arrived: dict[str, int] = {}
+    for name, totals in _totals(state).items():
+        key = lane_of(name)
+        if key and key.model == model and (key.band == band if resumed else key.band < band):
+            had = arrived.get(key.importance, 0)
+            arrived[key.importance] = had + sum(total.requests for total in totals)
     return LaneKey(
         # A resume queue keeps the layout that its name states until it is drained.
         layout=int(parts[0]) if resumed else layout.version,
-        model=model_of(queue) or ModelName(""),
-        importance=Importance.LOW.value,
-        band=int(parts[-1]) if resumed else layout.best_effort_band,
+        model=model,
+        importance=max(arrived, key=lambda each: arrived[each], default=Importance.LOW.value),
+        band=band,
         work="w0",
     )
 
@@ -261,7 +303,9 @@ def _activate_s(model: ModelName, able: Sequence[InstanceStatus]) -> Seconds:
     )
 
 
-def _instance(status: InstanceStatus, rates: Rates, *, lock_s: Seconds) -> InstanceView:
+def _instance(
+    status: InstanceStatus, rates: Rates, *, withheld: frozenset[ModelName]
+) -> InstanceView:
     # A swap that has begun is not planned again: its model counts as active.
     model = status.next_model
     others_s = [
@@ -278,21 +322,48 @@ def _instance(status: InstanceStatus, rates: Rates, *, lock_s: Seconds) -> Insta
         device=device_of(status),
         active=model,
         activate_s={
-            entry.model: (back_s if entry.residency is Residency.ACTIVE else entry.activate_s)
-            + (0.0 if entry.model == model else lock_s)
+            entry.model: back_s if entry.residency is Residency.ACTIVE else entry.activate_s
             for entry in status.models
         },
         backlog_s=Spread(_backlog_s(status) + swap_s),
-        drain_s=active.decode_s_per_token * PRIOR_OUTPUT.mean if status.running else 0.0,
+        withheld=withheld,
+        drain_s=_drain_s(status, active),
     )
 
 
-def _lock_s(
-    state: LeaderState, settings: LeaderSettings, status: InstanceStatus, now: UnixTime
-) -> Seconds:
-    """Remaining minimum residency of the active model, which prevents a swap between two bursts."""
-    model, since = state.model_since[status.instance_id]
-    return max(0.0, settings.min_residency_s - (now - since)) if model else 0.0
+def _drain_s(status: InstanceStatus, active: ServiceRates) -> Seconds:
+    """
+    Time until the running requests end: of staggered requests, the last one ends after twice the
+    mean time. Without predictions of the agent, each has a typical answer left.
+    """
+    if not status.running:
+        return 0.0
+    left_s = [
+        lane.remaining_s / lane.requests
+        for lane in (status.lso.running if status.lso else ())
+        if lane.remaining_s is not None and lane.requests
+    ]
+    typical_s = active.decode_s_per_token * PRIOR_OUTPUT.mean
+    return 2 * max(left_s) if left_s else typical_s
+
+
+def _withheld(
+    state: LeaderState,
+    settings: LeaderSettings,
+    status: InstanceStatus,
+    waiting: Container[ModelName],
+    now: UnixTime,
+) -> frozenset[ModelName]:
+    """
+    The other models, while the active one was activated a short time ago and work for it waits:
+    otherwise an instance could return to a model at once, and lose two swaps for a few requests.
+    """
+    active, since = state.model_since[status.instance_id]
+    others_s = {entry.model: entry.activate_s for entry in status.models if entry.model != active}
+    held_s = settings.min_residency_swaps * max(others_s.values(), default=0.0)
+    if active is None or ModelName(active) not in waiting or now - since >= held_s:
+        return frozenset()
+    return frozenset(map(ModelName, others_s))
 
 
 def lane_arrivals(state: LeaderState, layout: LaneLayout) -> Iterator[LaneArrivals]:
@@ -305,6 +376,7 @@ def lane_arrivals(state: LeaderState, layout: LaneLayout) -> Iterator[LaneArriva
             answer = output_tokens(state, key.model, total.expected_tokens / total.requests).mean
             yield LaneArrivals(
                 model=key.model,
+                importance=key.importance,
                 least_left_s=band_lower_edge_s(key.band, layout),
                 arrivals=total.arrivals,
                 tokens=total.prompt_tokens / total.requests + answer,

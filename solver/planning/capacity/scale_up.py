@@ -81,5 +81,6 @@ def with_added(problem: PlanningProblem, spare: SpareInstance, count: int) -> Pl
             available_s=np.append(had.available_s, np.full(count, spare.available_s)),
             available_var=np.append(had.available_var, np.zeros(count)),
             drain_s=np.append(had.drain_s, np.zeros(count)),
+            express_per_s=np.append(had.express_per_s, np.zeros(count)),
         ),
     )

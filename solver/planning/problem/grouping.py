@@ -48,6 +48,8 @@ class LaneStatistics:
 
     key: LaneKey
     waiting: int
+    relegated: int = 0
+    """Number of these requests that were relegated, and are late in any case."""
     arrivals: Sequence[tuple[UnixTime, float]] = ()
     """Cumulative requests over time (`arrival_curve.merged`); empty when unknown."""
     time_left_s: Seconds = math.inf
@@ -77,6 +79,8 @@ class RequestGroup:
     interactive: bool
     prompt_tokens: Spread
     output_tokens: Spread
+    relegated_share: float = 0.0
+    """Share of the requests that were relegated: they are late in any case."""
 
 
 def group_size(
@@ -146,6 +150,7 @@ def groups_of(lane: LaneStatistics, *, size: int, now: UnixTime) -> list[Request
                 interactive=lane.interactive,
                 prompt_tokens=lane.prompt_tokens,
                 output_tokens=lane.output_tokens,
+                relegated_share=lane.relegated / lane.waiting,
             )
         )
     return groups

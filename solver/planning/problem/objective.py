@@ -17,6 +17,8 @@ from solver.planning.problem.problem import (
 )
 
 Bools = NDArray[np.bool_]
+LATE_NOWHERE = 0.01
+"""Expected late share in the plan in force up to which a group counts as late nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,22 @@ class Scales:
     """Mean work of a request group, over the instances that may serve it."""
     queue_s: float
     """Duration of one virtual queue if all work is spread evenly over the instances."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """Prices of a change of the plan in force."""
+
+    second: float
+    """
+    Cost of one second of a drain or an activation on one instance: what the instance would serve
+    meanwhile waits longer, and as much of it is late as in the plan in force.
+    """
+    move: Floats
+    """
+    Cost of moving each group to another instance, [I]. It is 0 for a group that is late nowhere:
+    moves are priced so that groups which are late in any case do not move with each plan.
+    """
 
 
 def plan_cost(problem: PlanningProblem, order: QueueOrder) -> PlanCost:
@@ -50,29 +68,30 @@ def plan_cost(problem: PlanningProblem, order: QueueOrder) -> PlanCost:
     """
     _check(problem, order)
     scales = scales_of(problem)
+    prices = prices_of(problem)
     walks = [_walk(problem, g, order.queue(g)) for g in range(problem.num_instances)]
     objective = problem.objective
     share = problem.groups.weight / scales.weight
-    late = late_unserved(problem)
+    late = late_in_any_plan(problem)
     tardy = np.zeros(problem.num_groups)
     waits = np.zeros(problem.num_groups)
     for walk in walks:
-        late[walk.queue], tardy[walk.queue], waits[walk.queue] = _terms(problem, walk, scales)
-    setup_s = sum(float(walk.setup_s.sum()) for walk in walks)
+        in_queue, tardy[walk.queue], waits[walk.queue] = _terms(problem, walk, scales)
+        late[walk.queue] = np.maximum(late[walk.queue], in_queue)
     home = homes(problem)
     instance = instance_of(problem, order)
-    moved = int(np.count_nonzero((home != NONE) & (instance != home)))
+    moved = (home != NONE) & (instance != home)
     return PlanCost(
         late_share=float(share @ late),
         tardiness=objective.tardiness * float(share @ tardy),
-        drain=objective.drain * setup_s / (problem.num_instances * scales.work_s),
-        moved=objective.moved * moved / max(1, problem.num_groups),
+        drain=sum(_swaps_cost(problem, g, order.queue(g), prices) for g in range(len(walks))),
+        moved=float(prices.move[moved].sum()),
         unserved=float(share[~servable(problem)].sum()),
         waiting=objective.waiting * float(share @ waits),
     )
 
 
-def queue_cost(problem: PlanningProblem, instance: int, queue: Ints) -> float:
+def queue_cost(problem: PlanningProblem, instance: int, queue: Ints, prices: Prices) -> float:
     """
     Cost of *queue* on *instance*: the queue's part of the plan's cost, without the cost of moves.
     """
@@ -80,8 +99,13 @@ def queue_cost(problem: PlanningProblem, instance: int, queue: Ints) -> float:
     walk = _walk(problem, instance, queue)
     late, tardy, waits = _terms(problem, walk, scales)
     share = problem.groups.weight[queue] / scales.weight
-    setup = objective.drain * walk.setup_s.sum() / (problem.num_instances * scales.work_s)
-    return float(share @ (late + objective.tardiness * tardy + objective.waiting * waits) + setup)
+    terms = late + objective.tardiness * tardy + objective.waiting * waits
+    return float(share @ terms) + _swaps_cost(problem, instance, queue, prices)
+
+
+def _swaps_cost(problem: PlanningProblem, instance: int, queue: Ints, prices: Prices) -> float:
+    before = np.concatenate(([NONE], queue))[:-1]
+    return float(swap_costs(problem, instance, before, queue, prices).sum())
 
 
 def late_probability(problem: PlanningProblem, order: QueueOrder) -> Floats:
@@ -97,7 +121,7 @@ def late_probability(problem: PlanningProblem, order: QueueOrder) -> Floats:
     Differs: a group's requests are assumed to be late together, so the result is slightly too low.
     """
     _check(problem, order)
-    late = late_unserved(problem)
+    late = _late_unserved(problem)
     for g in range(problem.num_instances):
         walk = _walk(problem, g, order.queue(g))
         late[walk.queue] = _late(walk, (0.0, *problem.objective.milestones, 1.0)).max(axis=1)
@@ -142,7 +166,12 @@ def servable(problem: PlanningProblem) -> Bools:
     return np.asarray(by_model[problem.groups.model], dtype=np.bool_)
 
 
-def late_unserved(problem: PlanningProblem) -> Floats:
+def late_in_any_plan(problem: PlanningProblem) -> Floats:
+    """Share of each group's requests that are late whatever the plan; float64[I]."""
+    return np.maximum(problem.groups.relegated_share, _late_unserved(problem))
+
+
+def _late_unserved(problem: PlanningProblem) -> Floats:
     """1 for each group that has a deadline and that no instance may serve, else 0; float64[I]."""
     return np.asarray(~servable(problem) & np.isfinite(problem.groups.deadline_s), dtype=np.float64)
 
@@ -159,6 +188,38 @@ def homes(problem: PlanningProblem) -> Ints:
     at = np.where(present, running, 0)
     may = np.isfinite(problem.instances.activate_s[at, problem.groups.model])
     return np.where(present & may, running, NONE).astype(np.int32)
+
+
+def running_order(problem: PlanningProblem) -> QueueOrder:
+    """Part of the plan in force that is still valid for the current groups and instances."""
+    home = homes(problem)
+    placed = np.flatnonzero(home != NONE)
+    ranked = placed[np.lexsort((problem.running.position[placed], home[placed]))]
+    lengths = np.bincount(home[ranked], minlength=problem.num_instances)
+    starts = np.concatenate(([0], np.cumsum(lengths)))
+    return QueueOrder(groups=ranked.astype(np.int32), starts=starts.astype(np.int32))
+
+
+def prices_of(problem: PlanningProblem) -> Prices:
+    """Prices of a change of the plan in force."""
+    objective, scales, late = problem.objective, scales_of(problem), _late_in_force(problem)
+    late_share = float(problem.groups.weight @ late) / scales.weight
+    lost = objective.waiting / scales.queue_s + objective.drain * late_share / scales.work_s
+    price = objective.moved / max(1, problem.num_groups)
+    return Prices(
+        second=lost / problem.num_instances,
+        move=np.where(late > LATE_NOWHERE, price, 0.0),
+    )
+
+
+def _late_in_force(problem: PlanningProblem) -> Floats:
+    """Expected late share of each group in the plan in force, 0 for groups in no queue of it."""
+    running, milestones = running_order(problem), problem.objective.milestones
+    late = np.zeros(problem.num_groups)
+    for g in range(problem.num_instances):
+        walk = _walk(problem, g, running.queue(g))
+        late[walk.queue] = _late(walk, milestones).mean(axis=1)
+    return late
 
 
 def instance_of(problem: PlanningProblem, order: QueueOrder) -> Ints:
@@ -186,6 +247,44 @@ def scales_of(problem: PlanningProblem) -> Scales:
         work_s=work_s if work_s > 0 else 1.0,
         queue_s=(work_s if work_s > 0 else 1.0) * max(1, served) / problem.num_instances,
     )
+
+
+def activation_costs(problem: PlanningProblem, instance: int, prices: Prices) -> Floats:
+    """
+    Cost of activating a model (second axis) on *instance* while another one is active (first axis),
+    without the drain; float64[M + 1, M]. The last row, `NONE`, is for no active model.
+
+    The cost is that of the time there and back, and that of the express requests which are expected
+    to arrive while their model is away.
+    """
+    instances, num_models = problem.instances, problem.num_models
+    activate_s = instances.activate_s[instance]
+    back_s = np.append(np.where(np.isfinite(activate_s), activate_s, 0.0), 0.0)
+    away_s = back_s[:, np.newaxis] + activate_s
+    costs = prices.second * away_s
+    active, express_per_s = instances.active[instance], instances.express_per_s[instance]
+    if active != NONE and express_per_s > 0:
+        costs[active] += express_per_s / scales_of(problem).weight * away_s[active]
+    costs[range(num_models), range(num_models)] = 0.0
+    return np.asarray(costs, dtype=np.float64)
+
+
+def swap_costs(
+    problem: PlanningProblem, instance: int, before: Ints, after: Ints, prices: Prices
+) -> Floats:
+    """
+    Cost of the drain and the activation on *instance* between groups.
+
+    Args:
+        before: Indices of groups; `NONE` for the work that runs now.
+        after: Indices of the groups that follow, of a shape that fits that of *before*.
+    """
+    groups, instances = problem.groups, problem.instances
+    model = np.append(groups.model, instances.active[instance])
+    drain_s = np.append(groups.drain_s[instances.device[instance]], instances.drain_s[instance])
+    activation = activation_costs(problem, instance, prices)[model[before], model[after]]
+    swap = prices.second * drain_s[before] + activation
+    return np.where(model[before] == model[after], 0.0, swap)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,8 @@ class GroupArrays:
     """
     slo_s: Floats
     """Unit of each group's tardiness, above 0, [I]; infinite for best effort."""
+    relegated_share: Floats
+    """Share of each group's requests that were relegated: they are late in any plan, [I]."""
     work_s: Floats
     """Mean time for which each group occupies an instance (tokens over throughput), [D, I]."""
     work_var: Floats
@@ -81,6 +83,11 @@ class InstanceArrays:
     """
     Relative standard deviation of the throughput, which all work of a model has in common, [D, M].
     """
+    express_per_s: Floats
+    """
+    Weight of the interactive requests that arrive per second, need the active model of the
+    instance, and would be late while this model is away, 0 or more, [G].
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,14 +118,16 @@ class Objective:
     `max_tardiness`.
     """
     max_tardiness: float = 5.0
-    drain: float = 0.01
+    drain: float = 0.6
     """
-    Weight of the time of drains and activations per instance, in units of the mean work of a group.
+    Weight of requests that are late because of drains and activations, as a multiple of the late
+    share of the plan in force, in units of the mean work of a group (`Prices.second`). A swap takes
+    the activation and that of the replaced model later, which must come back.
     """
     moved: float = 0.02
     """
-    Weight of a group that moves to another instance, in units of the mean group weight; keeps plans
-    stable.
+    Weight of a late group that moves to another instance, in units of the mean group weight; keeps
+    plans stable. A group that is late nowhere moves without cost.
     """
     waiting: float = 3e-3
     """
@@ -184,10 +193,11 @@ class PlanCost:
     late_share: float
     """
     Expected weighted share of late requests, 0..1, which is 1 - attainment. A group with a deadline
-    that no instance may serve is late.
+    that no instance may serve is late, and so are relegated requests.
     """
     tardiness: float
     drain: float
+    """Cost of swaps: their time, and interactive requests that arrive while a model is away."""
     moved: float
     unserved: float = 0.0
     """

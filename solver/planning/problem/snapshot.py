@@ -54,12 +54,18 @@ class InstanceView:
     """Active model; may be absent from `activate_s`, when the instance must not serve it."""
     activate_s: Mapping[ModelName, Seconds]
     """Time to activate each model that the instance can serve, while another model is active."""
+    withheld: frozenset[ModelName] = frozenset()
+    """Models of `activate_s` that the instance must not activate now."""
     backlog_s: Spread = _NOTHING
     """Time that the instance needs for the work that it has already pulled."""
     drain_s: Seconds = 0.0
     """Time until the running requests of the instance end if no request is added."""
     reserved_share: float = 0.0
     """Share of the throughput taken by requests with deadlines too short for planning; below 1."""
+    express_per_s: Mapping[str, float] = field(default_factory=dict)
+    """
+    Importance -> arrivals per second of requests that would be late while the active model is away.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +123,7 @@ def planning_problem(
     ]
     return PlanningProblem(
         groups=_group_arrays(snapshot, importance_weight, number, devices, rates),
-        instances=_instance_arrays(snapshot.instances, number, devices, rates),
+        instances=_instance_arrays(snapshot.instances, importance_weight, number, devices, rates),
         running=_running_plan(snapshot),
         objective=objective,
     )
@@ -184,6 +190,7 @@ def _group_arrays(
         deadline_s=oldest,
         spread_s=_spreads(groups),
         slo_s=_floats([max(1e-3, group.time_left_s) for group in groups]),
+        relegated_share=_floats([group.relegated_share for group in groups]),
         work_s=work_s,
         work_var=work_var,
         tail_s=tail_s,
@@ -194,14 +201,15 @@ def _group_arrays(
 
 def _instance_arrays(
     instances: Sequence[InstanceView],
+    importance_weight: Mapping[str, float],
     number: Mapping[ModelName, int],
     devices: Sequence[tuple[str, float]],
     rates: Sequence[Sequence[ServiceRates]],
 ) -> InstanceArrays:
     activate_s = np.full((len(instances), len(number)), math.inf)
     for index, instance in enumerate(instances):
-        for model, seconds in instance.activate_s.items():
-            activate_s[index, number[model]] = seconds
+        for model in instance.activate_s.keys() - instance.withheld:
+            activate_s[index, number[model]] = instance.activate_s[model]
     return InstanceArrays(
         device=np.array(
             [devices.index((each.device, each.reserved_share)) for each in instances],
@@ -219,6 +227,12 @@ def _instance_arrays(
         available_var=_floats([each.backlog_s.sd**2 for each in instances]),
         drain_s=_floats([each.drain_s for each in instances]),
         rate_error=_floats([[rate.rate_error for rate in row] for row in rates]),
+        express_per_s=_floats(
+            [
+                sum(importance_weight[name] * rate for name, rate in each.express_per_s.items())
+                for each in instances
+            ]
+        ),
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from solver.jit import inlined, kernel
 from solver.planning.problem.problem import NONE, Floats
 from solver.planning.search.normal import LIMIT, probability_below
-from solver.planning.search.state import COMMON, COST, SETUP, TIME, VAR, State
+from solver.planning.search.state import COMMON, COST, SWAPS, TIME, VAR, State
 from solver.planning.search.tables import (
     DRAIN,
     LATE,
@@ -111,6 +111,16 @@ def setup_of(tables: Tables, instance: int, last: int, group: int) -> float:
 
 
 @inlined
+def swap_cost(tables: Tables, instance: int, last: int, group: int) -> float:
+    """Cost of the drain and the activation between two groups on an instance."""
+    model, before = tables.model[group], tables.model[last]
+    if model == before:
+        return 0.0
+    drain_s = tables.rows[tables.device[instance], last, DRAIN]
+    return float(tables.second_cost * drain_s + tables.activation_cost[instance, before, model])
+
+
+@inlined
 def draft_cost(tables: Tables, state: State, draft: Draft, bound: float) -> float:
     """
     Cost of the drafted queue, or `TOO_MUCH` when it exceeds *bound*.
@@ -135,7 +145,7 @@ def draft_cost(tables: Tables, state: State, draft: Draft, bound: float) -> floa
         turn = Turn(time_s + setup_s, var + common, own_s, error_var)
         time_s += setup_s + work_s
         cost += row[LATE] * late_share(row, tables.normal, turn)
-        cost += end_cost(row, time_s) + setup_s * tables.setup_cost
+        cost += end_cost(row, time_s) + swap_cost(tables, instance, last, group)
         var += row[WORK_VAR]
         common += error_var * work_s * (2 * own_s + work_s)
         done[model] = own_s + work_s
@@ -143,9 +153,9 @@ def draft_cost(tables: Tables, state: State, draft: Draft, bound: float) -> floa
         rest, now = 0.0, state.after[group]
         if n >= draft.same:
             rest = end[COST] - now[COST]
-            setup_cost = tables.setup_cost * (end[SETUP] - now[SETUP])
+            swaps_cost = end[SWAPS] - now[SWAPS]
             earlier = time_s <= now[TIME] and var <= now[VAR] + _NO_MORE
-            if earlier and rest - setup_cost < _NO_COST and _no_more(done, state.done[group]):
+            if earlier and rest - swaps_cost < _NO_COST and _no_more(done, state.done[group]):
                 cost += rest
                 break
             if time_s <= now[TIME]:
@@ -189,12 +199,13 @@ def refresh(tables: Tables, state: State, instance: int, place: int) -> None:
         turn = Turn(before[TIME] + setup_s, before[VAR] + before[COMMON], own_s, error_var)
         late = late_share(row, tables.normal, turn)
         end_s = turn.start_s + work_s
-        cost = row[LATE] * late + end_cost(row, end_s) + setup_s * tables.setup_cost
+        swap = swap_cost(tables, instance, last, group)
+        cost = row[LATE] * late + end_cost(row, end_s) + swap
         after[TIME] = end_s
         after[VAR] = before[VAR] + row[WORK_VAR]
         after[COMMON] = before[COMMON] + error_var * work_s * (2 * own_s + work_s)
         after[COST] = before[COST] + cost
-        after[SETUP] = before[SETUP] + setup_s
+        after[SWAPS] = before[SWAPS] + swap
         state.done[group, model] = own_s + work_s
         state.late[group] = late
         state.instance[group] = instance
@@ -231,5 +242,5 @@ def total_cost(tables: Tables, state: State) -> float:
     for group in tables.served:
         home = tables.home[group]
         if home != NONE and state.instance[group] != home:
-            cost += tables.move_cost
+            cost += tables.move_cost[group]
     return cost

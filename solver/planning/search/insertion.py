@@ -56,7 +56,7 @@ def _best_place(
     least, best = TOO_MUCH, 0
     now = queue_cost(state, instance)
     if tables.home[group] != NONE and tables.home[group] != instance:
-        now -= tables.move_cost
+        now -= tables.move_cost[group]
     for place in range(1, length + 1):
         # The overwritten group is before the next places, so it is not read again.
         groups[place - 1] = group

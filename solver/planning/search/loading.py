@@ -41,6 +41,7 @@ def _smallest() -> PlanningProblem:
             deadline_s=two,
             spread_s=two,
             slo_s=two,
+            relegated_share=np.zeros(2),
             work_s=by_device,
             work_var=by_device,
             tail_s=by_device,
@@ -55,6 +56,7 @@ def _smallest() -> PlanningProblem:
             available_var=np.zeros(1),
             drain_s=np.zeros(1),
             rate_error=np.zeros((1, 1)),
+            express_per_s=np.zeros(1),
         ),
         running=RunningPlan(
             instance=np.full(2, -1, dtype=np.int32), position=np.zeros(2, dtype=np.int32)

@@ -108,7 +108,7 @@ def _price(tables: Tables, state: State, run: Run, target: int) -> float:
             return TOO_MUCH
         home = tables.home[group]
         if home == run.instance:
-            price += tables.move_cost
+            price += tables.move_cost[group]
         elif home == target:
-            price -= tables.move_cost
+            price -= tables.move_cost[group]
     return price

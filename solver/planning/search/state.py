@@ -5,14 +5,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from solver.planning.problem.objective import late_unserved, scales_of, servable
+from solver.planning.problem.objective import late_in_any_plan, scales_of, servable
 from solver.planning.problem.problem import NONE, Floats, PlanCost, PlanningProblem, QueueOrder
 from solver.planning.search.tables import Indices, Tables
 
-TIME, VAR, COMMON, COST, SETUP = 0, 1, 2, 3, 4
+TIME, VAR, COMMON, COST, SWAPS = 0, 1, 2, 3, 4
 """
-Columns of `State.after`: mean time, variance, variance of common errors, cost, and seconds of
-setup.
+Columns of `State.after`: mean time, variance, variance of common errors, cost, and the part of the
+cost that is that of swaps.
 """
 
 
@@ -36,7 +36,7 @@ class State(NamedTuple):
     """Place of each group in its queue, [I + G]."""
     after: Floats
     """
-    Values accumulated up to the end of each group in its queue, columns `TIME` to `SETUP`, [I + G,
+    Values accumulated up to the end of each group in its queue, columns `TIME` to `SWAPS`, [I + G,
     5].
     """
     done: Floats
@@ -91,8 +91,8 @@ def cost_of(problem: PlanningProblem, tables: Tables, state: State) -> PlanCost:
     groups, objective, scales = problem.groups, problem.objective, scales_of(problem)
     share = groups.weight / scales.weight
     planned = tables.served
-    late = late_unserved(problem)
-    late[planned] = state.late[planned]
+    late = late_in_any_plan(problem)
+    late[planned] = np.maximum(late[planned], state.late[planned])
     end_s = state.after[planned, TIME]
     tail_s = groups.tail_s[tables.device[state.instance[planned]], planned]
     over_s = end_s + tail_s - groups.deadline_s[planned] - groups.spread_s[planned]
@@ -100,12 +100,12 @@ def cost_of(problem: PlanningProblem, tables: Tables, state: State) -> PlanCost:
     waits = end_s / scales.queue_s
     last = state.queue[np.arange(problem.num_instances), state.length - 1]
     home = tables.home[planned]
-    moved = np.count_nonzero((home != NONE) & (state.instance[planned] != home))
+    moved = planned[(home != NONE) & (state.instance[planned] != home)]
     return PlanCost(
         late_share=float(share @ late),
         tardiness=objective.tardiness * float(share[planned] @ tardy),
-        drain=tables.setup_cost * float(state.after[last, SETUP].sum()),
-        moved=tables.move_cost * moved,
+        drain=float(state.after[last, SWAPS].sum()),
+        moved=float(tables.move_cost[moved].sum()),
         unserved=float(share[~servable(problem)].sum()),
         waiting=objective.waiting * float(share[planned] @ waits),
     )

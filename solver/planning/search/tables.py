@@ -5,7 +5,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from solver.planning.problem.objective import homes, scales_of, servable
+from solver.planning.problem.objective import (
+    activation_costs,
+    homes,
+    prices_of,
+    scales_of,
+    servable,
+)
 from solver.planning.problem.problem import Floats, PlanningProblem
 from solver.planning.search.normal import normal_table
 
@@ -59,10 +65,14 @@ class Tables(NamedTuple):
     """Activation time of each model on each instance, [G, M]."""
     error_var: Floats
     """Squared relative error of the throughput of each model on each kind of device, [D, M]."""
-    setup_cost: float
-    """Cost per second of drains and activations."""
-    move_cost: float
-    """Cost of each group that moves to another instance."""
+    second_cost: float
+    """Cost of one second of a drain."""
+    activation_cost: Floats
+    """
+    Cost of activating a model while another one is active, as `activation_costs`, [G, M + 1, M].
+    """
+    move_cost: Floats
+    """Cost of moving each group to another instance, as `Prices.move`, [I]."""
     served: Indices
     """Groups that some instance may serve, sorted by model."""
     first_served: Indices
@@ -72,8 +82,7 @@ class Tables(NamedTuple):
 
 def tables_of(problem: PlanningProblem) -> Tables:
     """Compute the constants of a planning problem for kernels, which takes a few milliseconds."""
-    instances, objective = problem.instances, problem.objective
-    model = problem.groups.model
+    instances, model, prices = problem.instances, problem.groups.model, prices_of(problem)
     served = np.flatnonzero(servable(problem))
     served = served[np.argsort(model[served], kind="stable")]
     return Tables(
@@ -83,8 +92,11 @@ def tables_of(problem: PlanningProblem) -> Tables:
         device=instances.device.astype(np.int64),
         activate_s=np.ascontiguousarray(instances.activate_s, dtype=np.float64),
         error_var=np.ascontiguousarray(instances.rate_error**2, dtype=np.float64),
-        setup_cost=objective.drain / (problem.num_instances * scales_of(problem).work_s),
-        move_cost=objective.moved / max(1, problem.num_groups),
+        second_cost=prices.second,
+        activation_cost=np.stack(
+            [activation_costs(problem, g, prices) for g in range(problem.num_instances)]
+        ),
+        move_cost=prices.move,
         served=served.astype(np.int64),
         first_served=np.searchsorted(model[served], np.arange(problem.num_models + 1)).astype(
             np.int64

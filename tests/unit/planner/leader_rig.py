@@ -33,7 +33,7 @@ from tests.queued import MODEL, OTHER
 from tests.unit.planner.rig import listen, queued_bytes
 
 SETTINGS = LeaderSettings(
-    settle_s=1.5, refresh_period_s=2.0, instance_timeout_s=5.0, min_residency_s=0.0
+    settle_s=1.5, refresh_period_s=2.0, instance_timeout_s=5.0, min_residency_swaps=0.0
 )
 decode_plan: Decoder[PlanPublished] = Decoder(PlanPublished)
 PUBLISHER = "publisher/first"

@@ -63,7 +63,7 @@ def test_every_label_in_a_legend_is_a_label_of_the_result(path: Path):
 def test_metric_names_consist_of_component_noun_and_unit():
     components = {name.split("_")[1] for name in of_services()}
 
-    assert components == {"gateway", "planner", "estimator", "agent"}
+    assert components == {"gateway", "planner", "estimator", "agent", "instance"}
 
 
 def test_the_documented_series_are_exactly_those_that_the_services_export():

@@ -18,7 +18,7 @@ from tests.clocks import NOW
 from tests.queued import BATCH, BEST_EFFORT, CHAT, MODEL, OTHER, a_request, lane_of
 from tests.unit.planner.leader_rig import status
 
-SETTINGS = LeaderSettings(min_residency_s=0.0, reserved_deadline_s=5.0, reserved_lease_s=10.0)
+SETTINGS = LeaderSettings(min_residency_swaps=0.0, reserved_deadline_s=5.0, reserved_lease_s=10.0)
 
 
 class Cluster:
@@ -64,7 +64,7 @@ def cluster() -> Cluster:
 
 
 def serving(snapshot: ClusterSnapshot) -> dict[str, set[str]]:
-    return {each.instance_id: set(each.activate_s) for each in snapshot.instances}
+    return {each.instance_id: each.activate_s.keys() - each.withheld for each in snapshot.instances}
 
 
 class TestGroups:
@@ -133,15 +133,25 @@ class TestGroups:
 
 
 class TestInstances:
-    def test_newly_activated_model_stays_for_a_while(self, cluster: Cluster):
+    def test_model_with_waiting_work_stays_for_three_swap_times(self, cluster: Cluster):
+        """A swap takes 1 s."""
         cluster.instance("i")
-        fresh = cluster.snapshot(now=NOW + 1, min_residency_s=10.0)
-        later = cluster.snapshot(now=NOW + 20, min_residency_s=10.0)
+        cluster.waiting(1, slo=BATCH)
+        cluster.waiting(1, slo=BATCH, base=OTHER)
+        fresh, later = (
+            serving(cluster.snapshot(now=NOW + after_s, min_residency_swaps=3.0))
+            for after_s in (2.9, 3.0)
+        )
 
-        assert [each.activate_s[OTHER] for each in (*fresh.instances, *later.instances)] == [
-            10.0,
-            1.0,
-        ]
+        assert (fresh, later) == ({"i": {MODEL}}, {"i": {MODEL, OTHER}})
+
+    def test_model_without_waiting_work_may_be_replaced_at_once(self, cluster: Cluster):
+        cluster.instance("i")
+        cluster.waiting(1, slo=BATCH, base=OTHER)
+
+        assert serving(cluster.snapshot(now=NOW + 1, min_residency_swaps=3.0)) == {
+            "i": {MODEL, OTHER}
+        }
 
     def test_return_to_the_active_model_costs_as_much_as_other_swaps(self, cluster: Cluster):
         cluster.instance("i")
@@ -153,11 +163,11 @@ class TestInstances:
         """The leader would otherwise plan the swap's end and the next swap at the same time."""
         cluster.instance("i", seq=1)
         cluster.instance("i", seq=2, activating=OTHER)
-        (instance,) = cluster.snapshot(now=NOW + 1, min_residency_s=10.0).instances
+        (instance,) = cluster.snapshot(now=NOW + 1).instances
 
         assert instance.active == OTHER
         assert instance.backlog_s.mean == 1.0
-        assert instance.activate_s == {OTHER: 1.0, MODEL: 10.0}
+        assert instance.activate_s == {OTHER: 1.0, MODEL: 1.0}
 
     def test_draining_instance_gets_no_work(self, cluster: Cluster):
         cluster.instance("i", draining=True)
@@ -166,8 +176,8 @@ class TestInstances:
 
     def test_profiles_determine_the_rate_of_a_device(self, cluster: Cluster):
         """
-        Ten requests of 192 prompt and 64 answer tokens run together. An iteration of 10 decodes
-        takes 20 ms, and 50 ms with 30 prompt tokens: 800 tokens/s. Recent work has no effect.
+        Ten requests of 192 prompt and 64 answer tokens run together. An iteration of 10 decodes and
+        30 prompt tokens takes 50 ms: 800 tokens/s. Recent work has no effect.
         """
         cluster.instance("i", max_running=10, kv_capacity_tokens=100_000)
         cluster.state.on_profile(
@@ -187,7 +197,7 @@ class TestInstances:
 
         assert rates.token_rate_per_s == pytest.approx(800.0)
         assert (rates.rate_error, rates.prefill_s) == (0.2, (0.2, 0.1))
-        assert rates.decode_s_per_token == pytest.approx(0.02)
+        assert rates.decode_s_per_token == pytest.approx(0.05)
 
     def test_without_a_latency_model_the_measured_throughput_is_used(self, cluster: Cluster):
         cluster.instance("i")
@@ -268,22 +278,29 @@ class TestLeases:
 
         assert serving(cluster.snapshot()) == {"i": {MODEL}}
 
-    def test_work_with_a_deadline_takes_the_last_leased_instance_if_necessary(
+    def test_best_effort_takes_it_after_a_wait_by_the_chance_of_an_express_arrival(
         self, cluster: Cluster
     ):
+        """An arrival in 10 s, and swaps of 1 s there and back: a chance of 18 % in 2 s."""
         cluster.instance("i")
         cluster.waiting(1, slo=CHAT)
-        cluster.waiting(1, slo=BATCH, base=OTHER)
+        lane = cluster.waiting(1, slo=BEST_EFFORT, base=OTHER)
+        served = {}
+        for waited_s in (17.0, 19.0):
+            cluster.state.unserved_s = {lane: waited_s}
+            served[waited_s] = serving(cluster.snapshot(reserved_longest_wait_s=100.0))["i"]
 
-        assert serving(cluster.snapshot()) == {"i": {MODEL, OTHER}}
+        assert served == {17.0: {MODEL}, 19.0: {MODEL, OTHER}}
 
-    def test_work_with_a_deadline_goes_elsewhere_if_possible(self, cluster: Cluster):
+    def test_work_with_a_deadline_may_take_any_instance_at_a_price(self, cluster: Cluster):
         cluster.instance("i")
         cluster.instance("j")
-        cluster.waiting(1, slo=CHAT)
+        cluster.waiting(2, slo=CHAT)
         cluster.waiting(1, slo=BATCH, base=OTHER)
+        instances = cluster.snapshot().instances
 
-        assert serving(cluster.snapshot()) == {"i": {MODEL}, "j": {MODEL, OTHER}}
+        assert serving(cluster.snapshot()) == {"i": {MODEL, OTHER}, "j": {MODEL, OTHER}}
+        assert [dict(each.express_per_s) for each in instances] == [{"high": 0.2}, {}]
 
     def test_lease_ends_without_further_requests(self, cluster: Cluster):
         cluster.instance("i")

@@ -173,3 +173,43 @@ def test_without_work_the_plan_is_empty():
 
     assert len(first.order.groups) == 0
     assert reviewed(snapshot_of(), first).cause is None
+
+
+def test_an_instance_without_work_beside_waiting_work_causes_a_new_plan():
+    """The instances share the groups; then those of one of them have been served."""
+    world = snapshot_of(*(a_group(A, number, num_requests=50) for number in range(4)))
+    first = reviewed(world)
+    left = tuple(group for group in world.groups if first.places(world)[group.group_id][0] == "i")
+    second = reviewed(following(world, first, groups=left), first)
+
+    assert len(left) == 2
+    assert second.cause is Cause.IDLE
+    assert {place[0] for place in second.places(replace(world, groups=left)).values()} == {"i", "j"}
+
+
+def test_an_instance_that_the_plan_leaves_idle_causes_no_plan_in_each_round():
+    """One group cannot be shared, and its model is active on one instance only."""
+    world = snapshot_of(a_group(A, 0), instances=(instance("i"), instance("j", active=B)))
+    first = reviewed(world)
+    second = reviewed(following(world, first), first)
+
+    assert first.basis.idle == {("j", True)}
+    assert second.cause is None
+
+
+def test_an_instance_whose_running_work_has_ended_beside_waiting_work_causes_a_new_plan():
+    busy = instance("j", active=B, drain_s=1000.0)
+    world = snapshot_of(*(a_group(A, n) for n in range(8)), instances=(instance("i"), busy))
+    first = reviewed(world)
+    free = following(world, first, instances=(instance("i"), instance("j", active=B)))
+    second = reviewed(free, first)
+
+    assert first.basis.idle == {("j", False)}
+    assert second.cause is Cause.IDLE
+    assert {place[0] for place in second.places(world).values()} == {"i", "j"}
+
+
+def test_an_instance_that_cannot_serve_the_waiting_work_is_not_idle_beside_it():
+    apart = (instance("i"), instance("j", active=B, activate_s={B: 1.0}))
+
+    assert reviewed(snapshot_of(a_group(A, 0), instances=apart)).basis.idle == frozenset()

@@ -10,6 +10,8 @@ from solver.planning.problem.objective import alarms, homes, late_probability, p
 from solver.planning.problem.problem import NONE, Objective, PlanCost, PlanningProblem, QueueOrder
 from tests.planning_problems import NEVER, Group, Instance, a_problem, an_order
 
+FREE_TIME = Objective(waiting=0.0)
+"""Time of drains and activations costs nothing."""
 AT_ONCE = Instance(active=0)
 
 
@@ -55,17 +57,19 @@ def test_pulled_work_delays_all_groups():
 
 
 @pytest.mark.parametrize(
-    ("instance", "models", "setup_s"),
+    ("instance", "models", "setup_s", "back_s"),
     [
-        pytest.param(Instance(active=0), (0, 0), 0.0, id="stays"),
-        pytest.param(Instance(active=NONE), (0, 0), 5.0, id="first activation"),
-        pytest.param(Instance(active=1, drain_s=2.0), (0, 0), 7.0, id="drains what runs now"),
-        pytest.param(Instance(active=0, drain_s=2.0), (0, 1), 8.0, id="drains the group before"),
-        pytest.param(Instance(active=0, drain_s=2.0), (1, 0), 15.0, id="returns at a price"),
+        pytest.param(Instance(active=0), (0, 0), 0.0, 0.0, id="stays"),
+        pytest.param(Instance(active=NONE), (0, 0), 5.0, 0.0, id="first activation"),
+        pytest.param(Instance(active=1, drain_s=2.0), (0, 0), 7.0, 5.0, id="drains what runs now"),
+        pytest.param(
+            Instance(active=0, drain_s=2.0), (0, 1), 8.0, 5.0, id="drains the group before"
+        ),
+        pytest.param(Instance(active=0, drain_s=2.0), (1, 0), 15.0, 10.0, id="returns at a price"),
     ],
 )
-def test_a_model_change_drains_and_activates(
-    instance: Instance, models: tuple[int, int], setup_s: float
+def test_a_model_change_drains_and_activates_and_costs_the_way_back(
+    instance: Instance, models: tuple[int, int], setup_s: float, back_s: float
 ):
     """The first group's drain takes 3 s, the activation 5 s; a deadline measures the delay."""
     groups = [Group(model=model, drain_s=3.0) for model in models]
@@ -73,9 +77,26 @@ def test_a_model_change_drains_and_activates(
 
     cost = plan_cost(problem, an_order([0, 1]))
 
-    assert cost.drain == pytest.approx(0.01 * setup_s / 10.0)
+    assert cost.drain == pytest.approx(0.003 * (setup_s + back_s) / 20.0)
     assert late_after(problem, 20.0 + setup_s) == 0.0
     assert late_after(problem, 18.0 + setup_s) > 0.0
+
+
+def test_a_swap_costs_the_express_requests_that_arrive_until_the_model_is_back():
+    """A request of weight 4 arrives every 8 s, and the swap takes 5 s there and 5 s back."""
+    problem = a_problem(
+        [Group(model=1), Group()], [Instance(active=0, express_per_s=0.5)], objective=FREE_TIME
+    )
+
+    assert plan_cost(problem, an_order([0, 1])).drain == pytest.approx(0.5 * 10.0 / 2)
+    assert plan_cost(problem, an_order([1, 0])).drain == pytest.approx(0.5 * 10.0 / 2)
+
+
+def test_relegated_requests_are_late_in_any_plan():
+    problem = a_problem([Group(relegated_share=0.5), Group(deadline_s=50.0)], [AT_ONCE])
+
+    assert late(problem, [0, 1]) == late(problem, [1, 0]) == 0.25
+    assert late_probability(problem, an_order([0, 1])).tolist() == [0.0, 0.0]
 
 
 def late_after(problem: PlanningProblem, deadline_s: float) -> float:
@@ -146,8 +167,9 @@ def test_waiting_costs_something_also_for_groups_that_are_in_time():
 
 
 def test_moving_a_group_has_a_price_and_a_new_group_has_none():
+    late = Group(deadline_s=-1.0)
     problem = a_problem(
-        [Group(), Group(), Group(), Group()],
+        [late, late, late, late],
         [AT_ONCE, AT_ONCE],
         running=[(0, 0), (0, 1), (1, 0), (NONE, NONE)],
     )
@@ -155,6 +177,14 @@ def test_moving_a_group_has_a_price_and_a_new_group_has_none():
     assert plan_cost(problem, an_order([0, 1], [2, 3])).moved == 0.0
     assert plan_cost(problem, an_order([1, 0, 3], [2])).moved == 0.0
     assert plan_cost(problem, an_order([0, 2], [3, 1])).moved == pytest.approx(0.02 * 2 / 4)
+
+
+def test_a_group_that_is_late_nowhere_moves_without_a_price():
+    problem = a_problem(
+        [Group(), Group(deadline_s=100.0)], [AT_ONCE, AT_ONCE], running=[(0, 0), (0, 1)]
+    )
+
+    assert plan_cost(problem, an_order([], [0, 1])).moved == 0.0
 
 
 def test_a_group_of_a_vanished_instance_moves_without_a_price():
