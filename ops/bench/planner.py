@@ -202,7 +202,7 @@ def _replans(result: Result, found: Figures) -> None:
     }
     result.figures["replan, CPU seconds"] = _mean(made, "spent_s")
     for title, name, most in (
-        ("share of groups moved", "moved_share", 0.02),
+        ("share of late groups moved", "moved_share", 0.02),
         ("cost over keeping", "over_keeping", 0.0),
         ("CPU seconds", "spent_s", 0.11),
     ):

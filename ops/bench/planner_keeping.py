@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from solver.planning.orders.queues import Queues, order_of
-from solver.planning.problem.objective import homes, instance_of, plan_cost
+from solver.planning.problem.objective import homes, instance_of, plan_cost, prices_of
 from solver.planning.problem.problem import NONE, PlanningProblem, QueueOrder
 
 
@@ -37,9 +37,13 @@ def kept(problem: PlanningProblem) -> QueueOrder:
 
 
 def num_moved(problem: PlanningProblem, order: QueueOrder) -> int:
-    """Number of groups that a plan moves from their instance to another instance."""
+    """
+    Number of late groups that a plan moves from their instance to another one; other moves cost
+    nothing.
+    """
     home = homes(problem)
-    return int(np.count_nonzero((home != NONE) & (instance_of(problem, order) != home)))
+    moved = (home != NONE) & (instance_of(problem, order) != home)
+    return int(np.count_nonzero(moved & (prices_of(problem).move > 0)))
 
 
 def _running(problem: PlanningProblem) -> list[list[int]]:

@@ -46,10 +46,17 @@ def test_keeping_moves_no_group_and_replanning_moves_groups() -> None:
 
 
 def test_an_arrival_does_not_count_as_moved() -> None:
-    problem = a_problem([Group(), Group()], [BUSY, BUSY], running=[(0, 0), NEW])
+    late = Group(deadline_s=-1)
+    problem = a_problem([late, late], [BUSY, BUSY], running=[(0, 0), NEW])
 
     assert num_moved(problem, an_order([0], [1])) == 0
     assert num_moved(problem, an_order([1], [0])) == 1
+
+
+def test_a_group_that_is_late_nowhere_does_not_count_as_moved() -> None:
+    problem = a_problem([Group()], [BUSY, BUSY], running=[(0, 0)])
+
+    assert num_moved(problem, an_order([], [0])) == 0
 
 
 def test_a_plan_without_one_group_has_no_cost() -> None:
