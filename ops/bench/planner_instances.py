@@ -255,6 +255,7 @@ def _instances(
         device=device,
         active=active,
         activate_s=np.where(fits, activate_s, np.inf),
+        withheld=np.zeros(fits.shape, dtype=np.bool_),
         available_s=available_s,
         available_var=(0.2 * available_s) ** 2,
         drain_s=random.uniform(2.0, 12.0, count),

@@ -164,7 +164,7 @@ class LeaderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     min_residency_swaps: Annotated[float, Meta(ge=0)] = 3.0
     """
     Minimum time that a model stays active while work for it waits, as a multiple of the time of a
-    swap.
+    swap. Work with deadlines does not wait for work without.
     """
     reserved_deadline_s: Annotated[float, Meta(gt=0)] = 5.0
     """

@@ -65,7 +65,10 @@ def cluster_snapshot(
             divides=len(lanes) <= DIVIDED_LANES,
         )
     )
-    waiting = {group.key.model for group in groups}
+    waiting: dict[ModelName, bool] = {}
+    for group in groups:
+        has_deadline = math.isfinite(group.oldest_deadline_at)
+        waiting[group.key.model] = waiting.get(group.key.model, False) or has_deadline
     snapshot = ClusterSnapshot(
         now=now,
         groups=groups,
@@ -351,19 +354,28 @@ def _withheld(
     state: LeaderState,
     settings: LeaderSettings,
     status: InstanceStatus,
-    waiting: Container[ModelName],
+    waiting: Mapping[ModelName, bool],
     now: UnixTime,
 ) -> frozenset[ModelName]:
     """
     The other models, while the active one was activated a short time ago and work for it waits:
     otherwise an instance could return to a model at once, and lose two swaps for a few requests.
+    Work with deadlines does not wait for work without.
+
+    Args:
+        waiting: Model for which work waits -> whether some of it has a deadline.
     """
     active, since = state.model_since[status.instance_id]
     others_s = {entry.model: entry.activate_s for entry in status.models if entry.model != active}
     held_s = settings.min_residency_swaps * max(others_s.values(), default=0.0)
-    if active is None or ModelName(active) not in waiting or now - since >= held_s:
+    is_urgent = waiting.get(ModelName(active or ""))
+    if is_urgent is None or now - since >= held_s:
         return frozenset()
-    return frozenset(map(ModelName, others_s))
+    return frozenset(
+        ModelName(model)
+        for model in others_s
+        if is_urgent or not waiting.get(ModelName(model), False)
+    )
 
 
 def lane_arrivals(state: LeaderState, layout: LaneLayout) -> Iterator[LaneArrivals]:

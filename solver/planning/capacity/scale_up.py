@@ -78,6 +78,7 @@ def with_added(problem: PlanningProblem, spare: SpareInstance, count: int) -> Pl
             device=np.append(had.device, np.full(count, spare.device, dtype=np.int32)),
             active=np.append(had.active, np.full(count, NONE, dtype=np.int32)),
             activate_s=np.vstack([had.activate_s, np.tile(spare.activate_s, (count, 1))]),
+            withheld=np.pad(had.withheld, ((0, count), (0, 0))),
             available_s=np.append(had.available_s, np.full(count, spare.available_s)),
             available_var=np.append(had.available_var, np.zeros(count)),
             drain_s=np.append(had.drain_s, np.zeros(count)),

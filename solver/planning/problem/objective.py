@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from solver.planning.problem.problem import (
     NONE,
+    Bools,
     Floats,
     Ints,
     PlanCost,
@@ -16,7 +16,6 @@ from solver.planning.problem.problem import (
     QueueOrder,
 )
 
-Bools = NDArray[np.bool_]
 LATE_NOWHERE = 0.01
 """Expected late share in the plan in force up to which a group counts as late nowhere."""
 
@@ -86,7 +85,7 @@ def plan_cost(problem: PlanningProblem, order: QueueOrder) -> PlanCost:
         tardiness=objective.tardiness * float(share @ tardy),
         drain=sum(_swaps_cost(problem, g, order.queue(g), prices) for g in range(len(walks))),
         moved=float(prices.move[moved].sum()),
-        unserved=float(share[~servable(problem)].sum()),
+        unserved=float(share[never_servable(problem)].sum()),
         waiting=objective.waiting * float(share @ waits),
     )
 
@@ -172,8 +171,15 @@ def late_in_any_plan(problem: PlanningProblem) -> Floats:
 
 
 def _late_unserved(problem: PlanningProblem) -> Floats:
-    """1 for each group that has a deadline and that no instance may serve, else 0; float64[I]."""
-    return np.asarray(~servable(problem) & np.isfinite(problem.groups.deadline_s), dtype=np.float64)
+    """1 for each group that has a deadline and that no instance will serve, else 0; float64[I]."""
+    late = never_servable(problem) & np.isfinite(problem.groups.deadline_s)
+    return np.asarray(late, dtype=np.float64)
+
+
+def never_servable(problem: PlanningProblem) -> Bools:
+    """True for each group that no instance may serve, also not soon, bool[I]."""
+    soon = np.asarray(problem.instances.withheld.any(axis=0))[problem.groups.model]
+    return np.asarray(~(servable(problem) | soon), dtype=np.bool_)
 
 
 def homes(problem: PlanningProblem) -> Ints:

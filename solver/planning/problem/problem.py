@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
+Bools = NDArray[np.bool_]
 
 NONE = -1
 """Index that means no model or no instance."""
@@ -73,6 +74,8 @@ class InstanceArrays:
     """
     Time to activate each model while another model is active, [G, M]; infinite if not allowed.
     """
+    withheld: Bools
+    """True for each model that is not allowed now, but will be soon, [G, M]."""
     available_s: Floats
     """Time at which the pulled work of each instance is done, 0 or more, [G]."""
     available_var: Floats

@@ -207,9 +207,11 @@ def _instance_arrays(
     rates: Sequence[Sequence[ServiceRates]],
 ) -> InstanceArrays:
     activate_s = np.full((len(instances), len(number)), math.inf)
+    withheld = np.zeros(activate_s.shape, dtype=np.bool_)
     for index, instance in enumerate(instances):
         for model in instance.activate_s.keys() - instance.withheld:
             activate_s[index, number[model]] = instance.activate_s[model]
+        withheld[index, [number[model] for model in instance.withheld]] = True
     return InstanceArrays(
         device=np.array(
             [devices.index((each.device, each.reserved_share)) for each in instances],
@@ -223,6 +225,7 @@ def _instance_arrays(
             dtype=np.int32,
         ),
         activate_s=activate_s,
+        withheld=withheld,
         available_s=_floats([each.backlog_s.mean for each in instances]),
         available_var=_floats([each.backlog_s.sd**2 for each in instances]),
         drain_s=_floats([each.drain_s for each in instances]),

@@ -52,6 +52,7 @@ def _smallest() -> PlanningProblem:
             device=np.zeros(1, dtype=np.int32),
             active=np.zeros(1, dtype=np.int32),
             activate_s=np.ones((1, 1)),
+            withheld=np.zeros((1, 1), dtype=np.bool_),
             available_s=np.zeros(1),
             available_var=np.zeros(1),
             drain_s=np.zeros(1),

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from solver.planning.problem.objective import late_in_any_plan, scales_of, servable
+from solver.planning.problem.objective import late_in_any_plan, never_servable, scales_of
 from solver.planning.problem.problem import NONE, Floats, PlanCost, PlanningProblem, QueueOrder
 from solver.planning.search.tables import Indices, Tables
 
@@ -106,6 +106,6 @@ def cost_of(problem: PlanningProblem, tables: Tables, state: State) -> PlanCost:
         tardiness=objective.tardiness * float(share[planned] @ tardy),
         drain=float(state.after[last, SWAPS].sum()),
         moved=float(tables.move_cost[moved].sum()),
-        unserved=float(share[~servable(problem)].sum()),
+        unserved=float(share[never_servable(problem)].sum()),
         waiting=objective.waiting * float(share[planned] @ waits),
     )

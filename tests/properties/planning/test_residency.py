@@ -12,7 +12,7 @@ from services.planner.leader.snapshot_builder import cluster_snapshot
 from services.planner.settings import LeaderSettings
 from services.planner.state import LeaderState
 from shared.contracts.base import ModelName
-from shared.contracts.lanes import LaneLayout
+from shared.contracts.lanes import LaneKey, LaneLayout
 from solver.planning.problem.snapshot import virtual_queues
 from solver.planning.review import Basis, ReviewOptions, review
 from tests.clocks import NOW
@@ -34,7 +34,10 @@ class Fleet:
     state: LeaderState = field(default_factory=LeaderState)
     basis: Basis | None = None
     swaps: list[tuple[str, float, ModelName, int]] = field(default_factory=list)
-    """Instance, time, new model, and number of requests that wait for the model before."""
+    """
+    Instance, time, new model, and number of requests that wait for the model before; 0 if they have
+    no deadlines, and requests for the new model have.
+    """
     _seq: Callable[[], int] = field(default_factory=lambda: count(1).__next__)
 
     def round(self, now: float, arrivals: dict[str, int], served: int) -> None:
@@ -55,8 +58,12 @@ class Fleet:
             name = str(queue.instance_id)
             head = queue.segments[0].model if queue.segments else self.active[name]
             if head != self.active[name] and self.busy_until.get(name, 0.0) <= now:
-                left = sum(self._of(self.active[name]).values())
-                self.swaps.append((name, now, head, left))
+                left = self._of(self.active[name])
+                yields = any(map(_has_deadline, self._of(head))) and not any(
+                    map(_has_deadline, left)
+                )
+                waiting_before = 0 if yields else sum(left.values())
+                self.swaps.append((name, now, head, waiting_before))
                 self.active[name], self.busy_until[name] = head, now + SWAP_S
                 self._report(name, head, now)
 
@@ -66,13 +73,18 @@ class Fleet:
         self.state.on_status(replace(reported, models=models), now)
 
     def _of(self, model: ModelName) -> dict[str, int]:
-        return {lane: n for lane, n in self.state.waiting.items() if f".{model}." in lane}
+        waiting = self.state.waiting.items()
+        return {lane: n for lane, n in waiting if n and f".{model}." in lane}
 
     def _serve(self, model: ModelName, served: int) -> None:
         for lane, number in sorted(self._of(model).items(), reverse=True):
             taken = min(number, served)
             self.state.waiting[lane] -= taken
             served -= taken
+
+
+def _has_deadline(lane: str) -> bool:
+    return LaneKey.parse(lane).band < LaneLayout().best_effort_band
 
 
 rates = st.integers(0, 6)

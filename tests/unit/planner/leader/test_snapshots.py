@@ -145,6 +145,17 @@ class TestInstances:
 
         assert (fresh, later) == ({"i": {MODEL}}, {"i": {MODEL, OTHER}})
 
+    def test_work_with_deadlines_does_not_wait_for_work_without(self, cluster: Cluster):
+        cluster.instance("i")
+        cluster.instance("j", active=OTHER)
+        cluster.waiting(1, slo=BEST_EFFORT)
+        cluster.waiting(1, slo=BATCH, base=OTHER)
+
+        assert serving(cluster.snapshot(now=NOW + 1, min_residency_swaps=3.0)) == {
+            "i": {MODEL, OTHER},
+            "j": {OTHER},
+        }
+
     def test_model_without_waiting_work_may_be_replaced_at_once(self, cluster: Cluster):
         cluster.instance("i")
         cluster.waiting(1, slo=BATCH, base=OTHER)

@@ -99,6 +99,18 @@ def test_relegated_requests_are_late_in_any_plan():
     assert late_probability(problem, an_order([0, 1])).tolist() == [0.0, 0.0]
 
 
+def test_a_group_whose_model_is_withheld_for_now_is_not_late():
+    problem = a_problem(
+        [Group(deadline_s=50.0), Group(model=1, deadline_s=50.0)],
+        [Instance(active=0, activate_s=(5.0, math.inf))],
+    )
+    soon = replace(problem.instances, withheld=np.array([[False, True]]))
+    cost = plan_cost(replace(problem, instances=soon), an_order([0]))
+
+    assert (cost.late_share, cost.unserved) == (0.0, 0.0)
+    assert plan_cost(problem, an_order([0])).unserved == 0.5
+
+
 def late_after(problem: PlanningProblem, deadline_s: float) -> float:
     """Late probability when the second group has *deadline_s*."""
     deadlines = np.array([NEVER, deadline_s])
