@@ -9,6 +9,7 @@ import structlog
 from services.agent.cancels import Cancels
 from services.agent.shell import Shell
 from services.agent.telemetry.reporting import Reporter
+from shared.broker import topology
 from shared.broker.consumer import Handler
 from shared.broker.protocol import Delivery
 from shared.broker.work_queues import WorkQueues
@@ -112,7 +113,11 @@ async def on_request_cancel(message: RequestCancel, ctx: Context, delivery: Deli
     )
 
 
-async def on_stored_cancel(message: StoredCancel, ctx: Context, _delivery: Delivery) -> None:
+async def on_stored_cancel(message: StoredCancel, ctx: Context, delivery: Delivery) -> None:
+    # Gateways have checked the tenant; producers may not publish with their key.
+    if delivery.routing_key != topology.COMMAND_CANCEL:
+        log.warning("cancel.not_of_a_gateway", request_id=message.request_id)
+        return
     ctx.shell.put(Cancelled(request_id=message.request_id, stored_of=message.tenant))
 
 

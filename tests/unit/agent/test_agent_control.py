@@ -13,9 +13,10 @@ from shared.contracts.control import (
     RequestCancel,
     RunStop,
     StopReason,
+    StoredCancel,
 )
 from shared.contracts.estimates import Profile
-from shared.contracts.requests import FinishReason, RunStarted
+from shared.contracts.requests import FinishReason, RunStarted, StoredWork
 from tests.agents.plans import a_plan
 from tests.agents.rig import I1, LANE, REPLY, RESUME, AgentRig, R
 from tests.brokers import eventually
@@ -95,6 +96,18 @@ async def test_producer_cancels_its_own_request_only(rig: AgentRig):
     assert (await rig.failed()).error.code == "cancelled"
     assert await rig.far.ready(topology.DEAD_LETTERS) == 0
     assert await rig.is_empty(LANE)
+
+
+async def test_a_stored_request_is_cancelled_with_the_key_of_gateways_only(rig: AgentRig):
+    """The broker lets producers publish with the key of their own cancellations."""
+    await rig.running(a_request("r", reply_to=None, stored=StoredWork(digest="d", kept_s=60.0)))
+    cancel = StoredCancel(tenant=str(a_request("r").tenant), request_id=R)
+    for key, running in (
+        (topology.CONTROL_CANCEL, {"r"}),
+        (topology.COMMAND_CANCEL, set[str]()),
+    ):
+        await rig.deliver(cancel, key)
+        assert rig.engine.running == running
 
 
 async def test_a_request_without_a_reply_queue_is_cancelled_by_its_tenant_only(rig: AgentRig):
