@@ -33,6 +33,7 @@ BY_NAME = (
     "doors_simulated",
     "sharing",
     "overload",
+    "large_texts",
 )
 """
 Benches that run only if they are named: each takes over five minutes, `engine_margins` also in its

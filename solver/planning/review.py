@@ -72,8 +72,8 @@ class Basis:
     idle: frozenset[tuple[InstanceId, bool]] = frozenset()
     """
     Instances without work in the plan, although work waited that they could serve, each with True
-    if it also ran nothing. Only other pairs are a reason for a new plan: what an instance runs may
-    make a swap too dear until it ends.
+    if it also ran nothing. Others are a reason for a new plan, and those that have ended what they
+    ran, which may have made a swap too dear.
     """
     alarms: frozenset[GroupId] = frozenset()
     """
@@ -184,10 +184,18 @@ def _cause(
         (Cause.ARRIVALS, is_new),
         (Cause.VIOLATIONS, now.late_share > made_from.late_share + options.later_share),
         (Cause.ALARMS, is_alarmed),
-        (Cause.IDLE, not made_from.idle.issuperset(now.idle)),
+        (Cause.IDLE, _has_more_idle(made_from.idle, now.idle)),
         (Cause.DRIFT, _drift(made_from.rates, now.rates) > options.drift),
     )
     return next((cause for cause, holds in reasons if holds), None)
+
+
+def _has_more_idle(
+    before: frozenset[tuple[InstanceId, bool]], now: frozenset[tuple[InstanceId, bool]]
+) -> bool:
+    """True if another instance is without work, or one of them has ended what it ran."""
+    known = {name for name, _ in before}
+    return any(name not in known or (free and (name, True) not in before) for name, free in now)
 
 
 def _idle(

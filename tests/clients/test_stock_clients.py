@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import venv
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -30,7 +31,9 @@ from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry, write_registry
 from shared.models.tiny import TINY_MODELS, make_tiny_models
 from tests.brokers import RabbitServer, rabbit_targets
+from tests.clients.streaming import CLIENTS, PROMPT
 from tests.differential.models import with_parsers
+from tests.e2e.front.nginx import nginx
 from tests.e2e.meshes import LLAMA, mesh_spec
 from tests.requirements import program
 from tests.stores import migrated_settings
@@ -43,6 +46,8 @@ pytestmark = [
 ]
 HERE = Path(__file__).parent
 MESSAGES: list[Any] = [{"role": "user", "content": "Pick some items."}]
+READ_TIMEOUT_S, KEEP_ALIVE_S, HELD_S = 5, 2.0, 20.0
+"""Longest silence that the proxy allows; interval of comments; time for which streams wait."""
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -99,7 +104,9 @@ async def url(
         async with request.param(broker, registry, directory) as plain:
             stored = {"store": msgspec.to_builtins(store)}
             spec = msgspec.structs.replace(
-                plain, gateway=plain.gateway | stored, planner=plain.planner | stored
+                plain,
+                gateway=plain.gateway | stored | {"stream_keep_alive_s": KEEP_ALIVE_S},
+                planner=plain.planner | stored,
             )
             async with ProcessMesh(spec):
                 yield spec.gateway_url
@@ -166,12 +173,16 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return interpreter
 
 
-async def run_script(command: Sequence[str | Path], folder: Path, url: str) -> Any:
+async def run_script(
+    command: Sequence[str | Path], folder: Path, url: str, **variables: str
+) -> Any:
     """The JSON object that a client prints."""
     process = await asyncio.create_subprocess_exec(
         *map(str, command),
         cwd=folder,
-        env=os.environ | {"BASE_URL": f"{url}/v1", "MODEL": LLAMA, "SCHEMA": json.dumps(SCHEMA)},
+        env=os.environ
+        | {"BASE_URL": f"{url}/v1", "MODEL": LLAMA, "SCHEMA": json.dumps(SCHEMA)}
+        | variables,
         stdout=asyncio.subprocess.PIPE,
         stderr=sys.stderr,
     )
@@ -215,6 +226,29 @@ async def test_openais_node_client_streams_and_calls_tools(node: Path, url: str)
     assert found["call"]["name"] == "pick"
     assert is_pick(json.loads(found["call"]["arguments"]))
     assert found["request"].startswith("req-")
+
+
+async def test_held_streams_of_stock_clients_pass_a_proxy(
+    node: Path, url: str, tmp_path: Path
+) -> None:
+    """Four streams of each Python client, and six of Node's, as without proxy and wait."""
+    undisturbed = {name: await client(url, {}) for name, client in CLIENTS.items()}
+    held: dict[str, Any] = {"not_before": time.time() + HELD_S}
+    variables = {"NOT_BEFORE": str(held["not_before"]), "PROMPT": PROMPT}
+    async with nginx(url, tmp_path / "nginx", read_timeout_s=READ_TIMEOUT_S) as proxy:
+        of_python = {
+            name: asyncio.gather(*(client(proxy, held) for _ in range(4)))
+            for name, client in CLIENTS.items()
+        }
+        of_node = await asyncio.gather(
+            *(run_script(("node", "openai_held.js"), node, proxy, **variables) for _ in range(2))
+        )
+        answers = {name: await texts for name, texts in of_python.items()}
+
+    assert all(undisturbed.values())
+    assert answers == {name: [text] * 4 for name, text in undisturbed.items()}
+    for texts in of_node:
+        assert texts == {name: undisturbed[name] for name in texts}
 
 
 async def test_openais_node_client_stores_and_reads_a_file(node: Path, url: str) -> None:

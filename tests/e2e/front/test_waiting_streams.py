@@ -2,10 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable
 
-import anthropic
 import openai
 import pytest
 import pytest_asyncio
@@ -13,8 +11,9 @@ import pytest_asyncio
 from services.mesh.processes import ProcessMesh
 from shared.models.tiny import make_tiny_models
 from tests.brokers import RabbitServer, rabbit_targets
+from tests.clients.streaming import CLIENTS, chat
 from tests.e2e.front.nginx import nginx
-from tests.e2e.meshes import LLAMA, mesh_spec
+from tests.e2e.meshes import mesh_spec
 
 pytestmark = [
     pytest.mark.rabbitmq,
@@ -22,9 +21,6 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 READ_TIMEOUT_S, KEEP_ALIVE_S, HELD_S = 3, 1.0, 8.0
-PROMPT = "Say something about queues."
-MESSAGES: list[Any] = [{"role": "user", "content": PROMPT}]
-SIZE = 24
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -47,62 +43,6 @@ async def proxy(front: ProcessMesh, tmp_path_factory: pytest.TempPathFactory) ->
     directory = tmp_path_factory.mktemp("nginx")
     async with nginx(front.spec.gateway_url, directory, read_timeout_s=READ_TIMEOUT_S) as url:
         yield url
-
-
-def openai_of(url: str) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-
-
-async def chat(url: str, fields: dict[str, Any]) -> str:
-    async with openai_of(url) as client:
-        stream = await client.chat.completions.create(
-            model=LLAMA, messages=MESSAGES, max_tokens=SIZE, temperature=0, stream=True,
-            extra_body=fields,
-        )  # fmt: skip
-        return "".join([part.choices[0].delta.content or "" async for part in stream])
-
-
-async def completions(url: str, fields: dict[str, Any]) -> str:
-    async with openai_of(url) as client:
-        stream = await client.completions.create(
-            model=LLAMA, prompt=PROMPT, max_tokens=SIZE, temperature=0, stream=True,
-            extra_body=fields,
-        )  # fmt: skip
-        return "".join([part.choices[0].text async for part in stream])
-
-
-async def responses(url: str, fields: dict[str, Any]) -> str:
-    async with openai_of(url) as client:
-        stream = await client.responses.create(
-            model=LLAMA, input=PROMPT, max_output_tokens=SIZE, temperature=0, stream=True,
-            extra_body=fields,
-        )  # fmt: skip
-        return "".join(
-            [event.delta async for event in stream if event.type == "response.output_text.delta"]
-        )
-
-
-async def messages(url: str, fields: dict[str, Any]) -> str:
-    async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
-        stream = await client.messages.create(
-            model=LLAMA, messages=MESSAGES, max_tokens=SIZE, stream=True,
-            extra_body=fields | {"temperature": 0},
-        )  # fmt: skip
-        return "".join(
-            [
-                event.delta.text
-                async for event in stream
-                if event.type == "content_block_delta" and event.delta.type == "text_delta"
-            ]
-        )
-
-
-CLIENTS: dict[str, Callable[[str, dict[str, Any]], Awaitable[str]]] = {
-    "chat": chat,
-    "completions": completions,
-    "responses": responses,
-    "messages": messages,
-}
 
 
 @pytest.mark.parametrize("name", CLIENTS)

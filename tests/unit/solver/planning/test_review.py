@@ -209,6 +209,16 @@ def test_an_instance_whose_running_work_has_ended_beside_waiting_work_causes_a_n
     assert {place[0] for place in second.places(world).values()} == {"i", "j"}
 
 
+def test_an_idle_instance_that_begins_to_run_something_causes_no_new_plan():
+    world = snapshot_of(a_group(A, 0), instances=(instance("i"), instance("j", active=B)))
+    first = reviewed(world)
+    busy = (instance("i"), instance("j", active=B, drain_s=1.0))
+    second = reviewed(following(world, first, instances=busy), first)
+
+    assert first.basis.idle == {("j", True)}
+    assert second.cause is None
+
+
 def test_an_instance_that_cannot_serve_the_waiting_work_is_not_idle_beside_it():
     apart = (instance("i"), instance("j", active=B, activate_s={B: 1.0}))
 
