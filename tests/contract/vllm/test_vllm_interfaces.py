@@ -129,7 +129,7 @@ FIELDS: dict[str, list[str]] = {
     f"{_V1}.request:Request": [
         *("num_computed_tokens", "num_in_flight_tokens", "num_output_placeholders"),
         *("is_prefill_chunk", "next_decode_eligible_step", "block_hashes", "sampling_params"),
-        *("pooling_params", "structured_output_request", "use_structured_output"),
+        *("pooling_params", "structured_output_request", "use_structured_output", "prefill_stats"),
     ],
     _RUNNER: ["execute_model_state", "discard_request_mask", "input_batch", "requests"],
     _BATCH: ["generators", "num_tokens_no_spec", "num_reqs", "req_ids", "sampling_metadata"],

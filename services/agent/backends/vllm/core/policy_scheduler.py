@@ -103,8 +103,7 @@ class PolicyDriven(Timed):
                 iteration=work.iteration(0.0),
                 admitted=tuple(RequestId(request_id) for request_id in admitted),
                 cached_tokens={
-                    RequestId(name): max(0, self.requests[name].num_cached_tokens)
-                    for name in admitted
+                    RequestId(name): _cached_tokens(self.requests[name]) for name in admitted
                 },
                 preempted=tuple(name for name in self._preempted if name in preempted),
             ),
@@ -172,6 +171,11 @@ class PolicyDriven(Timed):
             if self._stalled or not self.has_kv
             else free_tokens(pool.get_num_free_blocks(), self.block_size),
         )
+
+
+def _cached_tokens(request: Any) -> int:
+    """Prompt tokens that were in the prefix cache when the request began; 0 if it resumes."""
+    return request.prefill_stats.num_cached_tokens if request.prefill_stats else 0
 
 
 def _answer_tokens(request: Any) -> int | None:
