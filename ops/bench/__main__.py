@@ -20,6 +20,7 @@ BENCHES = (
     "lso", "planner", "quartz", "routed", "completion", "router_cost", "scheduler_cost",
     "latency_model", "surface", "instance", "ends", "tenants", "repeats", "batches",
     "batch_windows", "tracing", "storm", "lost_nodes", "console", "story_cost", "attach_simulated",
+    "large_texts",
 )  # fmt: skip
 """
 Modules of this package that have a function `run`; a module is imported when its benchmark runs.
@@ -33,7 +34,6 @@ BY_NAME = (
     "doors_simulated",
     "sharing",
     "overload",
-    "large_texts",
 )
 """
 Benches that run only if they are named: each takes over five minutes, `engine_margins` also in its
