@@ -11,6 +11,7 @@ from services.agent.devices.found import (
     names_of,
     visible_devices,
 )
+from services.agent.devices.warm_memory import HOST_SHARE
 from services.mesh.spec import AgentSpec
 from shared.contracts.errors import SettingsError
 from shared.contracts.models import ModelEntry
@@ -21,8 +22,6 @@ from solver.planning.placement.program import AgentPlace, Placement, place
 VLLM = "vllm"
 DEVICE_SHARE = 0.92
 """vLLM's default of `gpu_memory_utilization`."""
-HOST_SHARE = 0.5
-"""Share of the available host memory for models that are warm."""
 
 
 def engine_devices(

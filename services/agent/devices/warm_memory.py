@@ -4,10 +4,9 @@ import os
 
 from services.agent.backends.settings import VllmSettings
 from services.agent.devices.found import VISIBLE, Provider, nvidia_devices
-from shared.contracts.errors import SettingsError
 from shared.models.host_memory import available_host_bytes
 
-_SHARE = 0.5
+HOST_SHARE = 0.5
 """Share of the available host memory for models that are warm."""
 
 
@@ -21,13 +20,8 @@ def warm_bytes_of(settings: VllmSettings, provider: Provider = nvidia_devices) -
     """
     if settings.warm_bytes is not None:
         return settings.warm_bytes
-    try:
-        available = available_host_bytes()
-    except OSError as error:
-        raise SettingsError(
-            f"the host's memory cannot be read: {error}; set engine.vllm.warm_bytes"
-        ) from error
+    available = available_host_bytes(instead="set engine.vllm.warm_bytes")
     num_all = max(1, len(provider()))
     visible = settings.environment.get(VISIBLE) or os.environ.get(VISIBLE)
     num_own = len(visible.split(",")) if visible else num_all
-    return int(_SHARE * available * min(1.0, num_own / num_all))
+    return int(HOST_SHARE * available * min(1.0, num_own / num_all))

@@ -74,10 +74,7 @@ def detected_memory() -> Memory:
         name, _, mebibytes = found.stdout.partition("\n")[0].rpartition(",")
         if found.returncode == 0 and mebibytes.strip().isdigit():
             return Memory(name.strip(), int(mebibytes) << 20)
-    try:
-        return Memory("cpu", available_host_bytes())
-    except OSError as error:
-        raise SettingsError(f"the memory cannot be detected: {error}; give --memory") from error
+    return Memory("cpu", available_host_bytes(instead="give --memory"))
 
 
 def check_model(entry: ModelEntry, memory: Memory) -> ModelCheck:

@@ -363,7 +363,7 @@ def _placed(
         devices,
         backend=options.backend,
         num_agents=options.agents,
-        host_bytes=available_host_bytes(),
+        host_bytes=available_host_bytes(instead="start agents by hand"),
     )
 
 

@@ -38,6 +38,8 @@ from solver.prediction.calibration.lane_waits import LaneCount
 
 RESUMED, RELEGATED = "resume.", "relegated."
 """Beginnings of the names of companion queues that several lanes share."""
+_Band = tuple[ModelName, int | None]
+"""Model and deadline band; None: all bands with deadlines."""
 DIVIDED_LANES = 64
 """Most lanes whose work is divided into small groups; many lanes are divided among instances."""
 
@@ -107,13 +109,14 @@ def lane_of(queue: str) -> LaneKey | None:
 
 def _lanes(state: LeaderState, layout: LaneLayout) -> list[LaneStatistics]:
     """Statistics of waiting requests by lane, including those in the lane's companion queues."""
-    totals, relegated = _totals(state), _relegated(state, layout)
+    totals = _totals(state)
+    waiting, relegated = _waiting_by_lane(state, layout, _importances(totals, layout))
     return [
         replace(
-            _statistics(state, layout, key, waiting, totals.get(key.queue_name, ())),
+            _statistics(state, layout, key, number, totals.get(key.queue_name, ())),
             relegated=relegated.get(key, 0),
         )
-        for key, waiting in sorted(_waiting_by_lane(state, layout).items())
+        for key, number in sorted(waiting.items())
     ]
 
 
@@ -186,50 +189,57 @@ def _totals(state: LeaderState) -> Mapping[str, list[LaneTotal]]:
     return totals
 
 
-def _relegated(state: LeaderState, layout: LaneLayout) -> dict[LaneKey, int]:
-    """Number of waiting relegated requests, by the lane that represents them."""
-    return {
-        _companion_lane(state, queue, layout): ready
-        for queue, ready in state.waiting.items()
-        if queue.startswith(RELEGATED)
-    }
-
-
-def _waiting_by_lane(state: LeaderState, layout: LaneLayout) -> dict[LaneKey, int]:
+def _waiting_by_lane(
+    state: LeaderState, layout: LaneLayout, importances: Mapping[_Band, str]
+) -> tuple[dict[LaneKey, int], dict[LaneKey, int]]:
+    """Number of waiting requests by lane, and number of those among them that were relegated."""
     waiting: dict[LaneKey, int] = {}
+    relegated: dict[LaneKey, int] = {}
     for queue, ready in state.waiting.items():
         if ready == 0:
             continue
         key = lane_of(queue)
         if key is None and queue.startswith((RESUMED, RELEGATED)):
-            key = _companion_lane(state, queue, layout)
+            key = _companion_lane(queue, layout, importances)
         if key is not None:
             waiting[key] = waiting.get(key, 0) + ready
-    return waiting
+            if queue.startswith(RELEGATED):
+                relegated[key] = relegated.get(key, 0) + ready
+    return waiting, relegated
 
 
-def _companion_lane(state: LeaderState, queue: str, layout: LaneLayout) -> LaneKey:
+def _importances(totals: Mapping[str, list[LaneTotal]], layout: LaneLayout) -> dict[_Band, str]:
     """
-    Lane that represents a companion queue which several lanes share.
+    Importance of most requests that arrived, by model and band; also of all requests with targets
+    of a model, with band None.
+    """
+    arrived: dict[_Band, dict[str, int]] = {}
+    for name, of_lane in totals.items():
+        key = lane_of(name)
+        if key is None:
+            continue
+        bands = (key.band, None) if key.band < layout.best_effort_band else (key.band,)
+        for band in bands:
+            of_band = arrived.setdefault((key.model, band), {})
+            had = of_band.get(key.importance, 0)
+            of_band[key.importance] = had + sum(total.requests for total in of_lane)
+    return {band: max(counts, key=counts.__getitem__) for band, counts in arrived.items()}
 
-    Its importance is that of most requests that arrived in these lanes: of one band of a model, or
-    of all its requests with targets.
+
+def _companion_lane(queue: str, layout: LaneLayout, importances: Mapping[_Band, str]) -> LaneKey:
+    """
+    Lane that represents a companion queue which several lanes share, with the importance of most
+    requests of these lanes.
     """
     kind, *parts = queue.split(".")
     resumed = kind == "resume"
     model = model_of(queue) or ModelName("")
     band = int(parts[-1]) if resumed else layout.best_effort_band
-    arrived: dict[str, int] = {}
-    for name, totals in _totals(state).items():
-        key = lane_of(name)
-        if key and key.model == model and (key.band == band if resumed else key.band < band):
-            had = arrived.get(key.importance, 0)
-            arrived[key.importance] = had + sum(total.requests for total in totals)
     return LaneKey(
         # A resume queue keeps the layout that its name states until it is drained.
         layout=int(parts[0]) if resumed else layout.version,
         model=model,
-        importance=max(arrived, key=lambda each: arrived[each], default=Importance.LOW.value),
+        importance=importances.get((model, band if resumed else None), Importance.LOW.value),
         band=band,
         work="w0",
     )

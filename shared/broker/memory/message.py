@@ -1,9 +1,10 @@
 """Messages in the queues of the in-process broker."""
 
 import math
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from shared.broker.protocol import OutMessage
+from shared.broker.protocol import Delivery, OutMessage, Settlement
 from shared.contracts.base import UnixTime
 
 
@@ -24,6 +25,32 @@ class StoredMessage:
     @property
     def size_bytes(self) -> int:
         return len(self.message.body)
+
+    def delivery(
+        self,
+        queue: str,
+        *,
+        settler: Callable[[Settlement], Awaitable[bool]],
+        has_returned: Callable[[], bool],
+    ) -> Delivery:
+        """The message as a consumer of *queue* gets it."""
+        message = self.message
+        return Delivery(
+            body=message.body,
+            kind=message.kind,
+            queue=queue,
+            routing_key=self.routing_key,
+            message_id=message.message_id,
+            correlation_id=message.correlation_id,
+            reply_to=message.reply_to,
+            user_id=message.user_id,
+            headers=message.headers,
+            expiration_s=message.expiration_s,
+            redelivered=self.redelivered,
+            delivery_count=self.delivery_count,
+            settler=settler,
+            has_returned=has_returned,
+        )
 
 
 def dead_letter(stored: StoredMessage, *, queue: str, reason: str) -> OutMessage:

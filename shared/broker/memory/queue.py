@@ -185,20 +185,8 @@ class MemoryQueue:
     ) -> Delivery:
         stored = self._first()
         self._unsettled[stored] = session, consumer
-        message = stored.message
-        return Delivery(
-            body=message.body,
-            kind=message.kind,
-            queue=self.spec.name,
-            routing_key=stored.routing_key,
-            message_id=message.message_id,
-            correlation_id=message.correlation_id,
-            reply_to=message.reply_to,
-            user_id=message.user_id,
-            headers=message.headers,
-            expiration_s=message.expiration_s,
-            redelivered=stored.redelivered,
-            delivery_count=stored.delivery_count,
+        return stored.delivery(
+            self.spec.name,
             settler=partial(self._settle, stored, session),
             has_returned=lambda: not session.open,
         )

@@ -82,17 +82,8 @@ class MemoryStream(MemoryQueue):
 
     def _delivery(self, stored: StoredMessage, reader: MemorySubscription) -> Delivery:
         session = reader.session
-        message = stored.message
-        return Delivery(
-            body=message.body,
-            kind=message.kind,
-            queue=self.spec.name,
-            routing_key=stored.routing_key,
-            message_id=message.message_id,
-            correlation_id=message.correlation_id,
-            reply_to=message.reply_to,
-            user_id=message.user_id,
-            headers=message.headers,
+        return stored.delivery(
+            self.spec.name,
             settler=partial(self._settle_read, reader, session),
             has_returned=lambda: not session.open,
         )

@@ -1,11 +1,14 @@
 """Host memory of an agent for warm models."""
 
+from pathlib import Path
+
 import pytest
 
 from services.agent.backends.settings import VllmSettings
 from services.agent.devices import warm_memory
 from services.agent.devices.found import VISIBLE, Device
 from shared.contracts.errors import SettingsError
+from shared.models import host_memory
 
 GIB = 1 << 30
 FOUR = tuple(Device(str(n), n, f"GPU-{n}", "H200", 140 * GIB) for n in range(4))
@@ -14,7 +17,7 @@ FOUR = tuple(Device(str(n), n, f"GPU-{n}", "H200", 140 * GIB) for n in range(4))
 @pytest.fixture(autouse=True)
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VISIBLE, raising=False)
-    monkeypatch.setattr(warm_memory, "available_host_bytes", lambda: 800 * GIB)
+    monkeypatch.setattr(warm_memory, "available_host_bytes", lambda **_: 800 * GIB)
 
 
 @pytest.mark.parametrize(("visible", "expected_gib"), [("0", 100), ("0,1", 200), (None, 400)])
@@ -35,12 +38,10 @@ def test_the_setting_goes_first() -> None:
 
 
 def test_memory_that_cannot_be_read_is_an_error_that_names_the_setting(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def unreadable() -> int:
-        raise FileNotFoundError("/proc/meminfo")
-
-    monkeypatch.setattr(warm_memory, "available_host_bytes", unreadable)
+    monkeypatch.undo()
+    monkeypatch.setattr(host_memory, "_HOST", tmp_path / "meminfo")
 
     with pytest.raises(SettingsError, match=r"engine\.vllm\.warm_bytes"):
         warm_memory.warm_bytes_of(VllmSettings(), lambda: ())

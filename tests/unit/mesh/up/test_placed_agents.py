@@ -27,7 +27,7 @@ FOUR = tuple(Device(str(at), at, f"GPU-{at}", "H200", 141 * GIB) for at in range
 def gpu_build(monkeypatch: pytest.MonkeyPatch):
     """vLLM for GPUs is installed, and the variable is not set."""
     monkeypatch.setattr(CPU_BUILD, lambda: False)
-    monkeypatch.setattr("services.mesh.verbs.cli_up.available_host_bytes", lambda: 600 * GIB)
+    monkeypatch.setattr("services.mesh.verbs.cli_up.available_host_bytes", lambda **_: 600 * GIB)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
