@@ -38,6 +38,7 @@ class Call:
     clamped: tuple[Clamp, ...] = ()
     """What the call asks for and its tenant's policy does not grant."""
     application: str | None = None
+    session: str | None = None
     trace: TraceContext | None = None
     digest: str | None = None
     """Digest of the HTTP request, if it may be repeated under its id; None: it may not."""

@@ -243,6 +243,7 @@ class Door:
             priority=allowed.priority,
             clamped=allowed.clamps,
             application=hints.application or body.application,
+            session=hints.session or body.session,
             trace=hints.trace,
         )
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from shared.api.calls import ENDPOINTS
+from shared.api.sessions import session_in
 from shared.contracts.base import Seconds
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import MAX_PRIORITY
@@ -61,6 +62,7 @@ class Hints(msgspec.Struct, frozen=True, kw_only=True):
     priority: int | None = None
     importance: Importance | None = None
     application: str | None = None
+    session: str | None = None
     fairness_id: str | None = None
     timeout_s: float | None = None
     client_request_id: str | None = None
@@ -102,6 +104,7 @@ def parse_hints(headers: Mapping[str, str]) -> Hints:
         priority=_priority(headers),
         importance=_importance(headers),
         application=_label(headers, APPLICATION),
+        session=session_in(headers),
         fairness_id=next((v for n in FAIRNESS_ID if (v := _label(headers, n))), None),
         timeout_s=_number(TIMEOUT, headers.get(TIMEOUT), low=0.0, high=MAX_TARGET_S),
         client_request_id=_label(headers, REQUEST_ID),

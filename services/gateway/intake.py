@@ -171,6 +171,7 @@ class Intake:
             priority=ingress.priority if hints.priority is None else hints.priority,
             importance=hints.importance or ingress.importance,
             application=hints.application or ingress.application,
+            session=hints.session or body.session,
         )
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
+from shared.api.sessions import SessionFields
 from shared.api.unsupported import UnsupportedFields, refuse_unsupported
 from shared.contracts.base import hinted
 from shared.contracts.errors import ContractError
@@ -31,7 +32,7 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool | None = None
 
 
-class Body(msgspec.Struct, frozen=True, kw_only=True):
+class Body(SessionFields, frozen=True, kw_only=True):
     """
     Fields of the bodies of both endpoints. Unknown fields are ignored; null equals a missing field.
     """

@@ -62,6 +62,7 @@ def published(call: Call, endpoint: str, body: bytes) -> CallRequest:
         slo=call.slo,
         tenant=call.tenant,
         application=call.application,
+        session=call.session,
         importance=call.importance,
         priority=call.priority,
         arrived_at=call.arrived_at,

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
+from shared.api.sessions import SESSION_ARGUMENTS, SessionFields
 from shared.contracts.base import hinted
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import Label, ModelLabel, Priority, RequestedSlo
@@ -40,10 +41,8 @@ REFUSED_FIELDS = (
     *("prompt_embeds", "mm_processor_kwargs", "media_io_kwargs"),
 )
 """Fields of vLLM's bodies that would control the engine, or that engines of the mesh lack."""
-IGNORED_FIELDS = ("session_id", "vllm_xargs")
-"""Fields that agents send by themselves to name a session; they change no answer."""
-_SESSION_ARGUMENTS = ("agentic_context",)
-"""Fields of `vllm_xargs` that are ignored; others would control the engine."""
+IGNORED_FIELDS = SessionFields.__struct_fields__
+"""Fields that no application and no server reads, since they only name a session."""
 GRAMMAR_FIELDS = ("structured_outputs", "response_format", "tools", "text", "output_config")
 """Fields of which vLLM makes grammars."""
 MOST_PARTS = 4096
@@ -60,7 +59,7 @@ CallFields = Mapping[str, Raw]
 """Fields of a body, whose values are not decoded, so that they remain as they are."""
 
 
-class CallBody(Struct, frozen=True, kw_only=True):
+class CallBody(SessionFields, frozen=True, kw_only=True):
     """Fields of a body that the mesh reads; vLLM's application reads the other fields."""
 
     model: ModelLabel
@@ -136,7 +135,7 @@ def call_fields(body: bytes) -> dict[str, Raw]:
 
 def _check_xargs(value: Raw) -> None:
     asked = msgspec.json.decode(value)
-    others = asked.keys() - set(_SESSION_ARGUMENTS) if isinstance(asked, dict) else {"vllm_xargs"}
+    others = asked.keys() - set(SESSION_ARGUMENTS) if isinstance(asked, dict) else {"vllm_xargs"}
     if asked and others:
         name = min(others)
         param = name if name == "vllm_xargs" else f"vllm_xargs.{name}"

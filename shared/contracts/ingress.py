@@ -74,6 +74,8 @@ class InferenceRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
     """
     application: Label | None = None
     """Name of a group of requests with similar output lengths, for the estimator."""
+    session: Label | None = None
+    """Name of the agent's session or the chat that the request belongs to."""
     importance: Importance | None = None
     priority: Priority = 0
     """Priority: higher values are served first; requests with a negative value may be shed."""
@@ -132,6 +134,8 @@ class CallRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
     """
     application: Label | None = None
     """Name of a group of requests with similar output lengths, for the estimator."""
+    session: Label | None = None
+    """Name of the agent's session or the chat that the request belongs to."""
     importance: Importance | None = None
     priority: Priority | None = None
     """

@@ -244,6 +244,8 @@ class QueuedRequest(
     grouped_at: UnixTime
     tenant: TenantId
     application: str = "default"
+    session: str | None = None
+    """Name of the agent's session or the chat; its prompts begin alike."""
     importance: Importance = Importance.HIGH
     priority: int = 0
     """

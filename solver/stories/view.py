@@ -55,6 +55,7 @@ class StoryView(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     qos_class: str
     slo: Slo
+    session: str | None
     lane: str
     instance: str | None
     """The last instance."""
@@ -98,6 +99,7 @@ def view_of(story: Story) -> StoryView:
         model=story.model,
         qos_class=story.slo.qos_class.value,
         slo=story.slo,
+        session=story.session,
         lane=story.lane,
         instance=story.instance_id,
         prompt_tokens=story.prompt_tokens,

@@ -28,6 +28,7 @@ export type CallRequest = {
   deadline?: number | null;
   tenant?: string | null;
   application?: string | null;
+  session?: string | null;
   importance?: Importance | null;
   priority?: number | null;
   reply?: ReplyMode | null;
@@ -144,6 +145,7 @@ export type InferenceRequest = {
   deadline?: number | null;
   tenant?: string | null;
   application?: string | null;
+  session?: string | null;
   importance?: Importance | null;
   priority?: number;
   reply?: ReplyMode | null;

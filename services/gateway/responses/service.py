@@ -13,6 +13,7 @@ from services.gateway.responses.feed import Feed
 from services.gateway.responses.objects import first_events, queued_object, stored_event
 from services.gateway.responses.run import Refusal, ResponseRun
 from services.gateway.responses.runner import Runner
+from shared.api.sessions import SESSION_HEADERS
 from shared.contracts.base import Seconds, TenantId
 from shared.contracts.errors import ContractError
 from shared.models.registry import ModelRegistry
@@ -28,7 +29,7 @@ REFUSAL_WAIT_S: Seconds = 0.5
 Longest time for which the creation of a background response waits whether its request is refused;
 a later refusal is a failure of the response.
 """
-KEPT_HEADERS = HINTS
+KEPT_HEADERS = HINTS.union(SESSION_HEADERS)
 """Headers that the front gets."""
 
 

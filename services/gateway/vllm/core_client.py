@@ -295,6 +295,7 @@ def _ingress(call: Call) -> InferenceRequest:
         slo=call.slo,
         importance=call.importance,
         application=call.application,
+        session=call.session,
         priority=call.priority,
         tenant=call.tenant,
         arrived_at=call.arrived_at,

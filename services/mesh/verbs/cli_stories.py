@@ -171,6 +171,8 @@ def _outcome(view: StoryView) -> str:
 def _facts(view: StoryView) -> list[tuple[str, str]]:
     """Names and values of the facts that the tables do not have."""
     facts = [("model", _plain(view.model) or "-"), ("class", f"{view.qos_class}{_targets(view)}")]
+    if view.session:
+        facts.append(("session", _plain(view.session)))
     if view.lane:
         layout = layout_of(os.environ.get("HEADWAY_LAYOUT"))
         facts += [("lane", view.lane), ("", meaning_of(view.lane, layout))]

@@ -125,6 +125,7 @@ def asked_call(request: CallRequest, limits: IngressLimits) -> Asked:
         deadline=request.deadline if request.deadline is not None else body.deadline,
         tenant=request.tenant,
         application=request.application or body.application,
+        session=request.session or body.session,
         importance=request.importance or body.importance,
         service_tier=body.service_tier,
         priority=-(body.priority or 0) if request.priority is None else request.priority,

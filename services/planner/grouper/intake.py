@@ -217,6 +217,7 @@ class Intake:
             grouped_at=now,
             tenant=tenant,
             application=body.application or "default",
+            session=body.session,
             importance=allowed.importance,
             priority=allowed.priority,
             lane="",

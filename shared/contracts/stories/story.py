@@ -33,6 +33,7 @@ class Story(Value, frozen=True, kw_only=True, omit_defaults=True):
     queue: str = ""
     """Queue from which the last instance pulled the request."""
     slo: Slo = Slo()
+    session: str | None = None
     prompt_tokens: int = 0
     output_tokens: int = 0
     """Number of tokens of the answer; the mean of the answers if the request has several."""
@@ -75,6 +76,7 @@ def story_of(request: QueuedRequest) -> Story:
         model=request.model.name,
         lane=request.lane,
         slo=request.slo,
+        session=request.session,
         prompt_tokens=request.prompt_tokens,
         output_tokens=request.progress.num_tokens // request.num_answers,
         arrived_at=request.arrived_at,

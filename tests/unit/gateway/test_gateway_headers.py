@@ -24,6 +24,7 @@ from services.gateway.headers import (
 )
 from shared.contracts.errors import ContractError
 from shared.contracts.qos import Importance
+from tests.clients.coding_agents import CODING_AGENTS, SESSION
 from tests.tracing.spans import TRACE
 
 
@@ -166,3 +167,14 @@ def test_store_is_needed_to_find_a_request_again():
     assert [keyed.needs_store(path) for path in (chat, embeddings)] == [True, True]
     assert [deferred.needs_store(path) for path in (chat, embeddings)] == [True, False]
     assert not Hints().needs_store(chat)
+
+
+@pytest.mark.parametrize("agent", CODING_AGENTS)
+def test_session_is_the_one_that_a_coding_agent_names(agent: str):
+    assert parse_hints(CODING_AGENTS[agent]).session == SESSION
+
+
+@pytest.mark.parametrize("value", ["", "a" * 129])
+def test_name_of_a_session_that_is_empty_or_too_long_is_ignored(value: str):
+    assert parse_hints({"x-session-id": value}).session is None
+    assert parse_hints({"x-session-id": value, "session-id": "s1"}).session == "s1"

@@ -79,6 +79,15 @@ def test_lower_priority_in_the_body_is_first_and_headers_override_it(
     assert intake_rig.completion(headers, priority=body).ingress.priority == priority
 
 
+def test_session_comes_from_header_or_body(intake_rig: IntakeRig):
+    named = intake_rig.completion(session_id="s1").ingress
+    assert named.session == "s1"
+    odd = intake_rig.completion(session_id=[1], vllm_xargs={"agentic_context": "s"}).ingress
+    assert odd.session is None
+    headers = {"x-session-id": "s2"}
+    assert intake_rig.completion(headers, session_id="s1").ingress.session == "s2"
+
+
 def test_importance_comes_from_header_body_or_service_tier(intake_rig: IntakeRig):
     given = [
         intake_rig.completion({IMPORTANCE: "low"}, importance="high"),

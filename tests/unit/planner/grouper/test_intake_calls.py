@@ -54,6 +54,17 @@ def test_fields_beside_the_body_have_precedence(intake: Intake):
     assert (request.application, request.priority) == ("b", 3)
 
 
+def test_session_is_kept_with_the_request(intake: Intake):
+    named = [
+        {"session_id": "s1"},
+        {"vllm_xargs": {"agentic_context": {"program_id": "s1", "priority": 2}}},
+        {"session_id": {"odd": 1}, "vllm_xargs": {"agentic_context": {"session": "s1"}}},
+    ]
+    assert [accepted(intake, BODY | fields).session for fields in named] == ["s1"] * 3
+    assert accepted(intake, BODY | named[0], session="s2").session == "s2"
+    assert accepted(intake, BODY | {"session_id": 7, "vllm_xargs": {}}).session is None
+
+
 def test_ends_are_fields_of_the_mesh_inside_and_beside_the_body(intake: Intake):
     inside = {"ttl_s": 9.0, "expires_at": NOW + 99.0, "not_before": NOW + 1.0, "on_late": "drop"}
     request = accepted(intake, BODY | inside)
