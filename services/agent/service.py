@@ -44,7 +44,7 @@ from shared.models.watch import RegistryWatch
 from shared.runtime import extensions
 from shared.runtime.cli import Ports
 from shared.runtime.stall_detector import StallDetector
-from shared.runtime.tasks import every, pause
+from shared.runtime.tasks import drained, every, pause
 from solver.instance.events import Added, Connected, Draining, Removed, Stalled, Started
 from solver.instance.instance import Instance
 from solver.instance.state import InstanceSettings
@@ -271,9 +271,11 @@ class Agent:
             await stop.wait()
             log.info("service.draining", instance_id=self._instance_id)
             shell.put(Draining(drain_s=settings.drain_timeout_s))
-            await shell.drained.wait()
-            await self._report()
-            await self._send_gathered()
+            if await drained(shell.drained.is_set, lambda: self._broker.connected):
+                await self._report()
+                await self._send_gathered()
+            else:
+                log.warning("drain.broker_gone", instance_id=self._instance_id)
             stopped.set()
             self._outbox.stop()
             for task in endless:

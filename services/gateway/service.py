@@ -58,7 +58,7 @@ from shared.producer.producer import Producer
 from shared.runtime.cli import Ports
 from shared.runtime.clock import Clock
 from shared.runtime.health import Health, serve_http
-from shared.runtime.tasks import every, poll_until
+from shared.runtime.tasks import drained, every
 from shared.store.store import Store, opened_store, state_of
 from shared.tenants.keys import KeyWatch, check_keys, open_keys
 from shared.tenants.policies import (
@@ -72,7 +72,6 @@ from shared.tenants.policies import (
 log = structlog.get_logger()
 
 READINESS_PERIOD_S = 0.5
-DRAIN_PERIOD_S = 0.1
 
 
 def check(settings: Settings) -> None:
@@ -384,10 +383,10 @@ async def _until_drained(
     await every(READINESS_PERIOD_S, check, stop=gateway.stop)
     health.set("drain", "shutting down")
     log.info("service.draining", open=gateway.tenants.num_open)
-    drained = await poll_until(
+    is_empty = await drained(
         lambda: not gateway.tenants.num_open,
+        lambda: broker.connected,
         timeout_s=gateway.settings.drain_timeout_s,
-        period_s=DRAIN_PERIOD_S,
     )
-    if not drained:
+    if not is_empty:
         log.warning("drain.timed_out", open=gateway.tenants.num_open)

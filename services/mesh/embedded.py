@@ -18,7 +18,7 @@ import services.planner.service as planner
 from services.agent.settings import Settings as AgentSettings
 from services.estimator.settings import Settings as EstimatorSettings
 from services.gateway.settings import Settings as GatewaySettings
-from services.mesh.mesh import READY_TIMEOUT_S, Ended, Mesh, is_agent
+from services.mesh.mesh import READY_TIMEOUT_S, Ended, Mesh, serves
 from services.mesh.ready import Say, silent
 from services.mesh.spec import MeshSpec
 from services.planner.settings import Settings as PlannerSettings
@@ -127,8 +127,8 @@ class EmbeddedMesh(Mesh):
     async def restart(self, name: str) -> None:
         self._start(name, *self.spec.service_settings()[name])
 
-    async def stop_services(self, *, agents: bool) -> None:
-        names = [name for name in self._tasks if is_agent(name) is agents]
+    async def stop_services(self, *, serving: bool) -> None:
+        names = [name for name in self._tasks if serves(name) is serving]
         for name in names:
             self._stops[name].set()
         await asyncio.gather(*(self._tasks.pop(name) for name in names), return_exceptions=True)

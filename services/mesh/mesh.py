@@ -16,7 +16,7 @@ from shared.contracts.errors import MeshError, SettingsError
 from shared.runtime.lifecycle import EXIT_USAGE
 
 READY_TIMEOUT_S = 240.0
-AGENT = "agent-"
+AGENT, GATEWAY = "agent-", "gateway"
 """First part of the names of agents' processes; the id of the instance follows."""
 
 
@@ -87,8 +87,8 @@ class Mesh(ABC):
         """Restart a killed service of the mesh with the same settings."""
 
     @abstractmethod
-    async def stop_services(self, *, agents: bool) -> None:
-        """Stop all agents of the mesh, or all services except agents."""
+    async def stop_services(self, *, serving: bool) -> None:
+        """Stop the services that serve requests, as `serves` has it, or all others."""
 
     @abstractmethod
     def open_broker(self, client_name: str) -> AbstractAsyncContextManager[Broker]:
@@ -96,12 +96,13 @@ class Mesh(ABC):
 
     async def stop(self) -> None:
         """
-        Stop the agents of the mesh first, then the other services.
+        Stop agents and gateways first, then the other services.
 
-        Groupers must still run to receive the requests that agents requeue.
+        Groupers must still run to receive the requests that agents requeue. Gateways take no new
+        requests from the begin of the stop, and pass on what agents still answer.
         """
-        await self.stop_services(agents=True)
-        await self.stop_services(agents=False)
+        await self.stop_services(serving=True)
+        await self.stop_services(serving=False)
 
     async def __aenter__(self) -> Self:
         try:
@@ -148,6 +149,11 @@ def stop_signals() -> list[signal.Signals]:
     """
     ends = [signal.SIGINT, signal.SIGTERM]
     return ends if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [*ends, signal.SIGHUP]
+
+
+def serves(name: str) -> bool:
+    """True if *name* is the name of an agent's or a gateway's process in a spec."""
+    return is_agent(name) or name.startswith(GATEWAY)
 
 
 def is_agent(name: str) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from services.mesh.mesh import AGENT, READY_TIMEOUT_S, Ended, Mesh, is_agent
+from services.mesh.mesh import AGENT, READY_TIMEOUT_S, Ended, Mesh, serves
 from services.mesh.ready import Say, silent
 from services.mesh.spec import MeshSpec
 from shared.broker.connect import open_broker
@@ -178,8 +178,8 @@ class ProcessMesh(Mesh):
     async def restart(self, name: str) -> None:
         await self.processes[name].start()
 
-    async def stop_services(self, *, agents: bool) -> None:
-        group = [p for name, p in self.processes.items() if is_agent(name) is agents]
+    async def stop_services(self, *, serving: bool) -> None:
+        group = [p for name, p in self.processes.items() if serves(name) is serving]
         await asyncio.gather(*(process.stop() for process in group))
 
     def open_broker(self, client_name: str) -> AbstractAsyncContextManager[Broker]:

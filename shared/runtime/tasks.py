@@ -8,6 +8,9 @@ from shared.contracts.errors import MeshError, SettingsError
 from shared.runtime.events import EventLogger
 
 log = EventLogger(__name__)
+DRAIN_PERIOD_S = 0.05
+BROKER_GONE_S = 5.0
+"""Time without an answer of the broker after which a drain ends."""
 
 
 async def pause(stop: asyncio.Event, duration_s: float) -> bool:
@@ -55,3 +58,28 @@ async def poll_until(
     while not condition() and loop.time() < until:  # noqa: ASYNC110 - for what has no event
         await asyncio.sleep(period_s)
     return condition()
+
+
+async def drained(
+    is_empty: Callable[[], bool],
+    broker_answers: Callable[[], bool],
+    *,
+    timeout_s: float = float("inf"),
+) -> bool:
+    """
+    Wait until a service that stops *is_empty*; return whether it is.
+
+    The wait ends after *timeout_s*, or when the broker has not answered for `BROKER_GONE_S`: without
+    it, the service can neither pass answers on nor return requests, which the broker delivers again.
+    """
+    loop = asyncio.get_running_loop()
+    answered_at = loop.time()
+
+    def is_over() -> bool:
+        nonlocal answered_at
+        if broker_answers():
+            answered_at = loop.time()
+        return is_empty() or loop.time() - answered_at > BROKER_GONE_S
+
+    await poll_until(is_over, timeout_s=timeout_s, period_s=DRAIN_PERIOD_S)
+    return is_empty()

@@ -176,11 +176,11 @@ class RabbitEmbeddedMesh(EmbeddedMesh):
         await self._gateway.start()
         await super().start()
 
-    async def stop_services(self, *, agents: bool) -> None:
-        if not agents:
+    async def stop_services(self, *, serving: bool) -> None:
+        if serving:
             self._gateway.signal(signal.SIGTERM)
             await self._gateway.wait()
-        await super().stop_services(agents=agents)
+        await super().stop_services(serving=serving)
 
     def open_broker(self, client_name: str) -> AbstractAsyncContextManager[Broker]:
         return open_broker(self._url, client_name=client_name)

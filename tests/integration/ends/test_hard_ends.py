@@ -232,7 +232,7 @@ async def grouper(url: str, directory: Path) -> AsyncIterator[None]:
         yield
         mesh.check()
     finally:
-        await mesh.stop_services(agents=False)
+        await mesh.stop_services(serving=False)
 
 
 REPLIES = "reply.of-the-test"

@@ -67,7 +67,7 @@ class FakeMesh(Mesh):
 
     async def kill(self, name: str) -> None: ...
 
-    async def stop_services(self, *, agents: bool) -> None: ...
+    async def stop_services(self, *, serving: bool) -> None: ...
 
     def open_broker(self, client_name: str) -> AbstractAsyncContextManager[Broker]:
         return MemoryBroker(self.hub, client_name=client_name)
@@ -81,9 +81,9 @@ class FailingMesh(FakeMesh):
         self.end(AGENT, 1)
         self.stopped: list[bool] = []
 
-    async def stop_services(self, *, agents: bool) -> None:
+    async def stop_services(self, *, serving: bool) -> None:
         await asyncio.sleep(1.0)
-        self.stopped.append(agents)
+        self.stopped.append(serving)
 
 
 async def test_all_services_stop_although_a_failed_start_is_interrupted(tmp_path: Path):
