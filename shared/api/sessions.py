@@ -18,7 +18,8 @@ _MAX_CHARS = 128
 
 class SessionFields(Struct, frozen=True, kw_only=True):
     """
-    Fields of bodies by which clients name a session. They change no answer; other values are ignored.
+    Fields of bodies by which clients name a session. They change no answer; values that name none
+    are ignored.
     """
 
     session_id: Any = None

@@ -69,8 +69,8 @@ async def drained(
     """
     Wait until a service that stops *is_empty*; return whether it is.
 
-    The wait ends after *timeout_s*, or when the broker has not answered for `BROKER_GONE_S`: without
-    it, the service can neither pass answers on nor return requests, which the broker delivers again.
+    The wait ends after *timeout_s*, or when the broker does not answer for `BROKER_GONE_S`: without
+    it, a service can neither pass answers on nor return requests, which the broker delivers again.
     """
     loop = asyncio.get_running_loop()
     answered_at = loop.time()

@@ -40,6 +40,6 @@ async def test_a_drain_ends_when_the_broker_stays_away():
     assert ends == (False, pytest.approx(2.0 + BROKER_GONE_S, abs=0.2))
 
 
-async def test_a_drain_goes_on_when_the_broker_comes_back():
+async def test_a_drain_continues_when_the_broker_comes_back():
     ends = await drain(empty_after_s=20.0, gone=(2.0, 6.0))
     assert ends == (True, pytest.approx(20.0, abs=0.1))
