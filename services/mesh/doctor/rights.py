@@ -11,6 +11,7 @@ from shared.broker.amqp.inspection import Inspection
 from shared.broker.protocol import (
     BindingSpec,
     Broker,
+    Delivery,
     ExchangeSpec,
     ExchangeType,
     OutMessage,
@@ -61,6 +62,13 @@ class Trial:
         name = exchange if exchange in self.exchanges else self.exchange.name
         await self.broker.bind(BindingSpec(exchange=name, queue=queue, routing_key=queue))
 
+    async def read_cancels(self) -> None:
+        """Begin to read the stream of cancellations, as agents do before they pull."""
+
+        async def ignored(_delivery: Delivery) -> None: ...
+
+        await (await self.broker.read(topology.CANCELS, ignored, prefetch=1)).cancel()
+
     async def publish(self) -> PublishOutcome:
         """Publish one message to the work queue."""
         lanes = topology.LANES if topology.LANES in self.exchanges else self.exchange.name
@@ -103,6 +111,7 @@ def _attempts(trial: Trial) -> tuple[tuple[str, str, Attempt], ...]:
         ("receive plans", "agent", bind(private, topology.PLANS)),
         ("receive profiles", "all services", bind(private, topology.PROFILES)),
         ("receive telemetry", "planner, estimator, gateway", bind(private, topology.TELEMETRY)),
+        ("read cancellations", "agent", trial.read_cancels),
         ("create a reply queue", "gateway, producers", lambda: broker.declare_queue(trial.reply)),
         ("bind a reply queue", "gateway, producers", bind(trial.reply.name, topology.REPLIES)),
     )

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from services.mesh.models.checks import Memory, check_model, detected_memory, parse_memory
-from services.mesh.models.sources import entry_of, parse_adapter
+from services.mesh.models.sources import entry_of, parse_adapter, parse_engine_args
 from services.mesh.verbs.options import File, file_of
 from shared.contracts.base import ModelName
 from shared.contracts.errors import SettingsError
@@ -60,6 +60,9 @@ def add(
     max_model_len: Annotated[Positive | None, Parameter(metavar="TOKENS")] = None,
     max_adapters: Annotated[int, whole(least=0)] = 0,
     task: ModelTask | None = None,
+    engine_args: Annotated[
+        tuple[str, ...], Parameter(name="--engine-arg", metavar="NAME=VALUE")
+    ] = (),
     registry: Registry = None,
     json: JsonOption = False,
 ) -> int:
@@ -76,6 +79,7 @@ def add(
             later.
         task: Task of each MODEL whose files do not determine it, e.g. embed for a decoder that
             makes vectors.
+        engine_args: Argument of vLLM for each MODEL, e.g. tensor_parallel_size=2; may be repeated.
 
     Raises:
         SettingsError: Nothing is named, or a model is not usable.
@@ -84,9 +88,10 @@ def add(
         raise SettingsError("name at least one MODEL or --adapter")
     file = _registry(registry)
     root = file.absolute().parent
+    arguments = parse_engine_args(engine_args)
     entries = [
         msgspec.structs.replace(
-            entry_of(each, root, max_model_len=max_model_len, task=task),
+            entry_of(each, root, max_model_len=max_model_len, task=task, engine_args=arguments),
             max_adapters=max_adapters,
         )
         for each in models

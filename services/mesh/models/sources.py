@@ -1,7 +1,9 @@
 """Makes registry entries of model directories and hub ids."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -44,8 +46,35 @@ def parse_adapter(text: str) -> tuple[str, Path, str]:
     return base, directory, name or directory.resolve().name
 
 
+def parse_engine_args(texts: Iterable[str]) -> dict[str, Any]:
+    """
+    Arguments of vLLM of `NAME=VALUE` each; a value is JSON, or else text.
+
+    Raises:
+        SettingsError: One has another form.
+    """
+    arguments: dict[str, Any] = {}
+    for text in texts:
+        name, has_value, value = text.partition("=")
+        name = name.replace("-", "_")
+        if not has_value or not name.isidentifier():
+            raise SettingsError(
+                f"--engine-arg {text!r} has not the form NAME=VALUE, e.g. tensor_parallel_size=2"
+            )
+        try:
+            arguments[name] = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            arguments[name] = value
+    return arguments
+
+
 def entry_of(
-    text: str, root: Path, *, max_model_len: int | None = None, task: ModelTask | None = None
+    text: str,
+    root: Path,
+    *,
+    max_model_len: int | None = None,
+    task: ModelTask | None = None,
+    engine_args: Mapping[str, Any] = MappingProxyType({}),
 ) -> ModelEntry:
     """
     Registry entry of the model `SOURCE` or `SOURCE=NAME`.
@@ -58,6 +87,7 @@ def entry_of(
         root: Directory of the registry file.
         max_model_len: Limit that replaces the model's own, in tokens, if it is smaller.
         task: Task of the model; None: the task that its files determine.
+        engine_args: Arguments of vLLM for the model.
 
     Raises:
         SettingsError: The model cannot be found or read; the message says what is missing.
@@ -75,7 +105,7 @@ def entry_of(
         entry = msgspec.structs.replace(
             entry, max_model_len=min(entry.max_model_len, max_model_len)
         )
-    return entry
+    return msgspec.structs.replace(entry, engine_args=entry.engine_args | dict(engine_args))
 
 
 def _with_fast_tokenizer(entry: ModelEntry, root: Path) -> ModelEntry:
@@ -113,6 +143,7 @@ def write_model_registry(
     engine: str,
     adapters: Iterable[str] = (),
     max_model_len: int | None = None,
+    engine_args: Iterable[str] = (),
 ) -> Path:
     """
     Write a registry of *models*, each `SOURCE` or `SOURCE=NAME`, to the file *path*.
@@ -121,12 +152,17 @@ def write_model_registry(
         engine: Backend of the engines; simulated engines need no weights.
         adapters: LoRA adapters, each `BASE=DIR` or `BASE=DIR=NAME`.
         max_model_len: Limit of each model, in tokens, if it is smaller than the model's own.
+        engine_args: Arguments of vLLM for each model, each `NAME=VALUE`.
 
     Raises:
-        SettingsError: A model or an adapter cannot be found or read, or two have one name.
+        SettingsError: A model, an adapter or an argument cannot be found or read, or two have one
+            name.
     """
     root = path.absolute().parent
-    entries = [entry_of(each, root, max_model_len=max_model_len) for each in models]
+    arguments = parse_engine_args(engine_args)
+    entries = [
+        entry_of(each, root, max_model_len=max_model_len, engine_args=arguments) for each in models
+    ]
     if engine != "simulated":
         for entry in entries:
             require_weights(ModelFiles(Path(entry.path)))

@@ -72,6 +72,10 @@ class UpOptions:
     """LoRA adapter of the --model with the name BASE; may be repeated."""
     max_model_len: Annotated[Positive | None, _MODELS, Parameter(metavar="TOKENS")] = None
     """Limit of prompt plus answer of each --model, if it is less than the model's own."""
+    engine_args: Annotated[
+        tuple[str, ...], _MODELS, Parameter(name="--engine-arg", metavar="NAME=VALUE")
+    ] = ()
+    """Argument of vLLM for each --model, e.g. tensor_parallel_size=2; may be repeated."""
     broker: Annotated[str | None, Parameter(metavar="URL")] = None
     """
     AMQP URL (default: value of --amqp-url); with `embedded` all services run in one process
@@ -395,9 +399,12 @@ def _registry(options: UpOptions, *, has_engines: bool) -> Path | None:
             engine=options.backend,
             adapters=options.adapters,
             max_model_len=options.max_model_len,
+            engine_args=options.engine_args,
         )
     if options.adapters:
         raise SettingsError("--adapter needs --model; add adapters of a --registry to its file")
+    if options.engine_args:
+        raise SettingsError("--engine-arg needs --model; a --registry has engine_args of its own")
     if (file := options.registry or file_of("HEADWAY_REGISTRY")) is not None:
         return file
     if not has_engines:

@@ -82,6 +82,22 @@ async def test_missing_rights_are_named_with_the_roles_that_need_them(
     assert "the user may not create a private queue" not in missing
 
 
+@pytest.mark.slow
+async def test_user_who_may_not_read_cancellations_is_told(private_node: PrivateNode, vhost: str):
+    async with AmqpBroker(
+        f"amqp://guest:guest@127.0.0.1:{private_node.port}/{vhost}", client_name="test"
+    ) as broker:
+        await topology.declare(broker)
+    user, reads = f"deaf-{uuid4().hex[:8]}", "^(?!headway.cancels$).*"
+    private_node.ctl("add_user", user, "deaf")
+    private_node.ctl("set_permissions", "-p", vhost, user, ".*", ".*", reads)
+    findings = await found(f"amqp://{user}:deaf@127.0.0.1:{private_node.port}/{vhost}")
+    missing = {each.what.partition(":")[0]: each.consequence for each in findings}
+    private_node.ctl("delete_user", user)
+
+    assert missing["the user may not read cancellations"] == "needed by: agent"
+
+
 @pytest.mark.parametrize(
     ("change", "what"),
     [

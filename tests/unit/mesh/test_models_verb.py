@@ -143,6 +143,34 @@ def test_up_writes_a_registry_of_the_given_models(directory: Path, tmp_path: Pat
         write_model_registry([str(directory / MODEL)] * 2, path, engine="simulated")
 
 
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("tensor_parallel_size=2", {"tensor_parallel_size": 2}),
+        ("tensor-parallel-size=2", {"tensor_parallel_size": 2}),
+        ("quantization=fp8", {"quantization": "fp8"}),
+        ('hf_overrides={"a": [1]}', {"hf_overrides": {"a": [1]}}),
+        ("enforce_eager=true", {"enforce_eager": True}),
+    ],
+)
+def test_arguments_of_the_engine_become_part_of_the_entry(
+    run: Run, directory: Path, tmp_path: Path, text: str, arguments: dict[str, object]
+):
+    path = write_model_registry(
+        [str(directory / MODEL)], tmp_path / "models.json", engine="vllm", engine_args=[text]
+    )
+    registry = ModelRegistry.load(path)
+    assert registry.entry(registry.bases[0]).engine_args == arguments
+    assert run("add", directory / MODEL, "--engine-arg", text)[0] == 0
+
+
+@pytest.mark.parametrize("text", ["tensor_parallel_size", "=2", "a b=1"])
+def test_argument_of_another_form_is_refused(run: Run, directory: Path, text: str):
+    code, _, error = run("add", directory / MODEL, "--engine-arg", text)
+    assert code == 2
+    assert "has not the form NAME=VALUE" in error
+
+
 def test_up_serves_adapters_of_its_models(directory: Path, tmp_path: Path):
     adapter = make_adapter(tmp_path / "sql")
     path = write_model_registry(
