@@ -83,7 +83,7 @@ async def test_missing_rights_are_named_with_the_roles_that_need_them(
 
 
 @pytest.mark.slow
-async def test_user_who_may_not_read_cancellations_is_told(private_node: PrivateNode, vhost: str):
+async def test_missing_right_to_read_cancellations_is_named(private_node: PrivateNode, vhost: str):
     async with AmqpBroker(
         f"amqp://guest:guest@127.0.0.1:{private_node.port}/{vhost}", client_name="test"
     ) as broker:
