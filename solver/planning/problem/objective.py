@@ -46,6 +46,11 @@ class Prices:
     Cost of moving each group to another instance, [I]. It is 0 for a group that is late nowhere:
     moves are priced so that groups which are late in any case do not move with each plan.
     """
+    idle: Bools
+    """
+    Instances that run nothing and have no work in the plan in force, [G]: the next activation there
+    delays its own work, and one later request of the model that leaves.
+    """
 
 
 def plan_cost(problem: PlanningProblem, order: QueueOrder) -> PlanCost:
@@ -215,7 +220,13 @@ def prices_of(problem: PlanningProblem) -> Prices:
     return Prices(
         second=lost / problem.num_instances,
         move=np.where(late > LATE_NOWHERE, price, 0.0),
+        idle=_idle(problem),
     )
+
+
+def _idle(problem: PlanningProblem) -> Bools:
+    instances, queued = problem.instances, np.diff(running_order(problem).starts)
+    return np.asarray((instances.drain_s == 0) & (instances.available_s == 0) & (queued == 0))
 
 
 def _late_in_force(problem: PlanningProblem) -> Floats:
@@ -261,16 +272,19 @@ def activation_costs(problem: PlanningProblem, instance: int, prices: Prices) ->
     without the drain; float64[M + 1, M]. The last row, `NONE`, is for no active model.
 
     The cost is that of the time there and back, and that of the express requests which are expected
-    to arrive while their model is away.
+    to arrive while their model is away. On an idle instance only the way back costs something, for
+    one request of weight 1.
     """
-    instances, num_models = problem.instances, problem.num_models
+    instances, num_models, scales = problem.instances, problem.num_models, scales_of(problem)
     activate_s = instances.activate_s[instance]
     back_s = np.append(np.where(np.isfinite(activate_s), activate_s, 0.0), 0.0)
     away_s = back_s[:, np.newaxis] + activate_s
     costs = prices.second * away_s
     active, express_per_s = instances.active[instance], instances.express_per_s[instance]
+    if prices.idle[instance]:
+        costs[active] = problem.objective.waiting * back_s[active] / scales.queue_s / scales.weight
     if active != NONE and express_per_s > 0:
-        costs[active] += express_per_s / scales_of(problem).weight * away_s[active]
+        costs[active] += express_per_s / scales.weight * away_s[active]
     costs[range(num_models), range(num_models)] = 0.0
     return np.asarray(costs, dtype=np.float64)
 

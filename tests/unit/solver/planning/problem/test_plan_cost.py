@@ -60,7 +60,6 @@ def test_pulled_work_delays_all_groups():
     ("instance", "models", "setup_s", "back_s"),
     [
         pytest.param(Instance(active=0), (0, 0), 0.0, 0.0, id="stays"),
-        pytest.param(Instance(active=NONE), (0, 0), 5.0, 0.0, id="first activation"),
         pytest.param(Instance(active=1, drain_s=2.0), (0, 0), 7.0, 5.0, id="drains what runs now"),
         pytest.param(
             Instance(active=0, drain_s=2.0), (0, 1), 8.0, 5.0, id="drains the group before"
@@ -80,6 +79,30 @@ def test_a_model_change_drains_and_activates_and_costs_the_way_back(
     assert cost.drain == pytest.approx(0.003 * (setup_s + back_s) / 20.0)
     assert late_after(problem, 20.0 + setup_s) == 0.0
     assert late_after(problem, 18.0 + setup_s) > 0.0
+
+
+@pytest.mark.parametrize(
+    ("instance", "back_s"),
+    [
+        pytest.param(Instance(active=NONE), 0.0, id="first activation"),
+        pytest.param(Instance(active=1), 5.0, id="nothing to do"),
+    ],
+)
+def test_a_model_change_of_an_idle_instance_costs_the_way_back_for_one_request(
+    instance: Instance, back_s: float
+):
+    """Two groups of ten requests wait, and the work of each takes 10 s."""
+    problem = a_problem([Group(weight=10.0), Group(weight=10.0)], [instance])
+    cost = plan_cost(problem, an_order([0, 1]))
+
+    assert cost.drain == pytest.approx(0.003 * back_s / 20.0 / 20.0)
+
+
+def test_a_model_change_costs_its_time_if_the_plan_in_force_has_work_for_the_instance():
+    problem = a_problem(
+        [Group(model=1), Group()], [Instance(active=1)], running=[(0, 0), (NONE, NONE)]
+    )
+    assert plan_cost(problem, an_order([0, 1])).drain == pytest.approx(0.003 * 10.0 / 20.0)
 
 
 def test_a_swap_costs_the_express_requests_that_arrive_until_the_model_is_back():
