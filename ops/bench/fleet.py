@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ops.bench.idle_times import idle_times_of, longest_s
 from ops.bench.meshes import bench_mesh, bench_producer, simulated_agent
 from ops.bench.progress import say
 from ops.bench.result import Line, Result
@@ -74,6 +75,7 @@ Time without an answer after which a request counts as lost; it exceeds the wait
 which are served last.
 """
 MOST_POINTS = 3.0
+MOST_IDLE_SWAPS = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +214,8 @@ async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
     async with bench_mesh(broker, agents) as mesh, bench_producer(mesh) as producer:
         await asyncio.sleep(SETTLE_S)
         say(f"{len(work)} requests in {duration_s:.0f} s to {INSTANCES} instances")
-        served = await serve(mesh, producer, work, kill_at_s=duration_s / 2)
+        async with idle_times_of(mesh.spec.leader_metrics) as idle:
+            served = await serve(mesh, producer, work, kill_at_s=duration_s / 2)
     shares = {"served": _attained(served), "simulated": _attained(simulated)}
     for name, by_class in shares.items():
         result.figures[f"in time, {name}, %"] = by_class
@@ -226,6 +229,11 @@ async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
             name="attainment, served and simulated, points apart",
             value=abs(shares["served"]["all"] - shares["simulated"]["all"]),
             bound=MOST_POINTS,
+        ),
+        Line(
+            name="longest idle time beside work, in swap times",
+            value=longest_s(idle) / ENGINE.warm_activation_s,
+            bound=MOST_IDLE_SWAPS,
         ),
     ]
     return result

@@ -30,6 +30,28 @@ def simulated_agent(name: str, engine: SimulatedSettings, model: str = MODEL) ->
     return AgentSpec(instance_id=name, settings=settings)
 
 
+class BenchSpec(MeshSpec, frozen=True, kw_only=True):
+    """A mesh whose leader exports its metrics on a port."""
+
+    leader_port: int
+
+    @property
+    def leader_metrics(self) -> str:
+        """URL of the leader's metrics."""
+        return f"http://127.0.0.1:{self.leader_port}/metrics"
+
+    def service_settings(self) -> dict[str, tuple[str, dict[str, Any]]]:
+        found = MeshSpec.service_settings(self)
+        service, settings = found["leader-0"]
+        return found | {"leader-0": (service, settings | {"health_port": self.leader_port})}
+
+
+class BenchMesh(ProcessMesh):
+    """A mesh of processes whose leader exports its metrics."""
+
+    spec: BenchSpec
+
+
 @contextlib.asynccontextmanager
 async def bench_mesh(
     broker: str | None,
@@ -38,7 +60,7 @@ async def bench_mesh(
     planner: dict[str, Any] | None = None,
     gateway: dict[str, Any] | None = None,
     groupers: int = 1,
-) -> AsyncIterator[ProcessMesh]:
+) -> AsyncIterator[BenchMesh]:
     """
     The agents and one of each other service as separate processes, over RabbitMQ.
 
@@ -56,7 +78,8 @@ async def bench_mesh(
         if url == EMBEDDED:
             raise SettingsError(f"this benchmark needs RabbitMQ; {line}")
         root = Path(directory)
-        spec = MeshSpec(
+        spec = BenchSpec(
+            leader_port=free_port(),
             broker=url,
             registry=make_tiny_models(root / "models", weights=_real(agents)),
             log_dir=root / "log",
@@ -67,7 +90,7 @@ async def bench_mesh(
             planner=planner or {},
             groupers=groupers,
         )
-        async with ProcessMesh(spec) as mesh:
+        async with BenchMesh(spec) as mesh:
             yield mesh
 
 

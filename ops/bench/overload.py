@@ -10,13 +10,19 @@ import asyncio
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+from ops.bench.idle_times import (
+    IDLE_METRIC,
+    KEPT_METRIC,
+    Samples,
+    longest_s,
+    of_instances,
+    watch,
+)
 from ops.bench.meshes import simulated_agent
 from ops.bench.progress import say
 from ops.bench.result import Line, Result
@@ -62,8 +68,6 @@ class Before(NamedTuple):
 
 BEFORE = {0: Before(34, 0.9067), 1: Before(42, 0.8962), 2: Before(18, 0.9192)}
 """Seed -> figures."""
-IDLE_METRIC = "headway_instance_idle_beside_work_seconds_total"
-KEPT_METRIC = "headway_instance_kept_seconds_total"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +151,7 @@ class Record:
     """Request id -> its final; None if it ended without an answer."""
     plans: list[tuple[UnixTime, float]] = field(default_factory=list)
     """Time of each published plan, and its expected weighted share of late requests."""
-    idle: list[dict[str, float]] = field(default_factory=list)
+    idle: Samples = field(default_factory=list)
     """Idle seconds of each instance beside waiting work, once a second."""
     kept: dict[str, float] = field(default_factory=dict)
     swaps: int = 0
@@ -236,11 +240,14 @@ async def _served(asked: list[Asked]) -> Record:
                     BindingSpec(exchange=topology.TELEMETRY, queue=queue.name, routing_key=key)
                 )
             await client.consume(queue.name, planned, prefetch=64)
-            watching = asyncio.create_task(_watch(mesh, record))
+            leader = mesh.healths["leader-0"].metrics
+            watching = asyncio.create_task(
+                watch(lambda: of_instances(leader.collect(), IDLE_METRIC), record.idle)
+            )
             began_at = asyncio.get_running_loop().time()
             await asyncio.gather(*(_one(producer, each, began_at, record) for each in asked))
             watching.cancel()
-            record.kept = _of_instances(mesh, KEPT_METRIC)
+            record.kept = of_instances(leader.collect(), KEPT_METRIC)
             record.swaps = round(
                 sum(
                     health.metrics.get_sample_value("headway_agent_swaps_total") or 0.0
@@ -257,22 +264,6 @@ async def _one(producer: Producer, asked: Asked, began_at: float, record: Record
     record.finals[asked.body.id or ""] = final if isinstance(final, RequestCompleted) else None
     if len(record.finals) % 200 == 0:
         say(f"{len(record.finals)} answers after {loop.time() - began_at:.0f} s of virtual time")
-
-
-async def _watch(mesh: EmbeddedMesh, record: Record) -> None:
-    while True:
-        record.idle.append(_of_instances(mesh, IDLE_METRIC))
-        await asyncio.sleep(1.0)
-
-
-def _of_instances(mesh: EmbeddedMesh, metric: str) -> dict[str, float]:
-    """Values of a leader's metric by instance."""
-    return {
-        sample.labels["instance"]: sample.value
-        for family in mesh.healths["leader-0"].metrics.collect()
-        for sample in family.samples
-        if sample.name == metric
-    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,7 +316,7 @@ def outcome_of(seed: int, asked: list[Asked], record: Record) -> Outcome:
         shares={name: 1 - missed[name] / total for name, total in sorted(totals.items())},
         swaps=record.swaps,
         duration_s=duration_s,
-        idle_s=max(_streaks(record.idle), default=0.0),
+        idle_s=longest_s(record.idle),
         kept_share=sum(record.kept.values()) / (len(MODELS) * duration_s),
         plan_error=_plan_error(asked, record, late),
     )
@@ -368,16 +359,6 @@ def _lines(result: Result, runs: list[Outcome]) -> None:
 
 def _is_late(final: RequestCompleted | None) -> bool:
     return final is None or not final.verdict.attained
-
-
-def _streaks(idle: list[dict[str, float]]) -> Iterator[float]:
-    """Durations for which the idle seconds of an instance grew without a pause."""
-    for instance in {name for sample in idle for name in sample}:
-        streak_s = 0.0
-        for before, after in pairwise(idle):
-            grown_s = after.get(instance, 0.0) - before.get(instance, 0.0)
-            streak_s = streak_s + grown_s if grown_s > 0 else 0.0
-            yield streak_s
 
 
 def _plan_error(asked: list[Asked], record: Record, late: dict[str | None, bool]) -> float | None:

@@ -27,6 +27,7 @@ MOST_BELOW, LEAST_ABOVE = 0.005, 0.05
 _OPEN = (0.2, 0.95)
 """Range of the best baseline's attainment in which a higher attainment is possible."""
 _LINEAR = 0.98
+MOST_IDLE_SWAPS = 2.0
 
 
 async def run(
@@ -51,6 +52,13 @@ async def run(
     )
     _throughput(result, found, cells)
     _attainment(result, found, cells)
+    result.lines.append(
+        Line(
+            name="longest idle time beside work of ours, in swap times",
+            value=max(found[cell]["longest_idle_swaps"] for cell in cells if cell.arm == "qlm"),
+            bound=MOST_IDLE_SWAPS,
+        )
+    )
     linear = waiting_is_linear(seed)
     result.figures["3: R2 of waiting time over queue position"] = linear
     result.lines.append(

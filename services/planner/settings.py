@@ -11,6 +11,7 @@ from shared.runtime.settings import ServiceSettings
 from shared.store.settings import StoreSettings
 from solver.planning.capacity.advice import AdviceOptions
 from solver.planning.reserved_capacity import ReservedCapacityOptions
+from solver.planning.residency import RESIDENCY_SWAPS
 
 
 class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -161,7 +162,7 @@ class LeaderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Time for which a new leader collects statuses before its first plan. Until the new plan, agents
     follow the old plan.
     """
-    min_residency_swaps: Annotated[float, Meta(ge=0)] = 3.0
+    min_residency_swaps: Annotated[float, Meta(ge=0)] = RESIDENCY_SWAPS
     """
     Minimum time that a model stays active while work for it waits, as a multiple of the time of a
     swap. Work with deadlines does not wait for work without.

@@ -17,8 +17,8 @@ from solver.planning.problem.snapshot import ClusterSnapshot, places, planning_p
 
 Clock = Callable[[], Seconds]
 Pair = tuple[str, ModelName]
-_BUDGET_S_PER_GROUP = 1e-3
-"""CPU time of the plan generator per group; small problems get less than the whole budget."""
+_BUDGET_S_PER_GROUP, _LEAST_BUDGET_S = 1e-3, 0.02
+"""CPU time of the plan generator per group, and at least; small problems need less than large."""
 _LEAST_REPORTED = 1e-3
 """Smallest late probability that a review reports."""
 _OBJECTIVE = Objective()
@@ -134,7 +134,8 @@ def review(
         cause = _cause(snapshot, basis, now, options)
     order, cost = kept, kept_cost
     if basis is None or cause is not None:
-        budget_s = min(options.budget_s, _BUDGET_S_PER_GROUP * problem.num_groups)
+        for_size_s = max(_LEAST_BUDGET_S, _BUDGET_S_PER_GROUP * problem.num_groups)
+        budget_s = min(options.budget_s, for_size_s)
         generated = generate(problem, budget_s=budget_s, clock=clock, seed=seed)
         order, cost = generated.order, generated.cost
         alarmed = _alarms(snapshot, problem, order, options)

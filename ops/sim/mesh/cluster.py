@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from ops.sim.mesh.conduct import Conduct
+from ops.sim.mesh.idle import IdleTimes
 from ops.sim.mesh.instance import MeshInstance
 from ops.sim.mesh.kinds import Fleet
 from ops.sim.mesh.lanes import AnswerLengths, MeshLanes
@@ -75,6 +76,7 @@ class MeshOutcome:
     num_plans: int
     plan_cpu_s: Seconds
     cpu_s: Seconds
+    idle: IdleTimes
 
 
 class Mesh:
@@ -105,6 +107,7 @@ class Mesh:
         ]
         self.num_plans = 0
         self.plan_cpu_s = 0.0
+        self.idle = IdleTimes()
         self._options = options
         self._profiles = profiles
         self._planner = options.planner(profiles)
@@ -143,7 +146,8 @@ class Mesh:
         known = None
         if instance.active is not None:
             known = self._profiles.get((instance.device.name, instance.active))
-        return view_of(instance, instance.sight, known.rates if known else None, now)
+        rates = known.rates if known else None
+        return view_of(instance, instance.sight, rates, self.lanes.waiting_models(), now)
 
     def _arrive(self, now: UnixTime) -> None:
         request = self._arrivals.popleft()
@@ -180,6 +184,8 @@ class Mesh:
     def _plan(self, now: UnixTime) -> None:
         began = time.process_time()
         planned_for = self._planned_for(now)
+        alive = [self.instances[number] for number in planned_for if number not in self._lost]
+        self.idle.look(alive, self.lanes, self._planner.kept, now)
         for number in planned_for:
             self.instances[number].get_ready(now)
         if self.lanes.num_waiting:
@@ -239,4 +245,5 @@ def simulate_mesh(arrivals: Sequence[ModelArrival], options: MeshOptions) -> Mes
         num_plans=mesh.num_plans,
         plan_cpu_s=mesh.plan_cpu_s,
         cpu_s=time.process_time() - began,
+        idle=mesh.idle,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ops.sim.mesh.request import MeshRequest
-from shared.contracts.base import UnixTime
+from shared.contracts.base import ModelName, UnixTime
 from shared.contracts.lanes import LaneKey, LaneLayout
 from shared.contracts.qos import Importance
 from solver.planning.lanes import band_lower_edge_s, lane_for
@@ -129,6 +129,15 @@ class MeshLanes:
     def of_model(self, model: str) -> list[str]:
         """Lanes of *model* with waiting requests."""
         return [n for n, lane in self._lanes.items() if lane.key.model == model and lane.waiting]
+
+    def waiting_models(self) -> dict[ModelName, bool]:
+        """Model for which requests wait -> whether one of them has a deadline."""
+        found: dict[ModelName, bool] = {}
+        for lane in self._lanes.values():
+            if lane.waiting:
+                has_deadline = lane.key.band != self._layout.best_effort_band
+                found[lane.key.model] = found.get(lane.key.model, False) or has_deadline
+        return found
 
     def statistics(self) -> list[LaneStatistics]:
         """Statistics of waiting requests for the leader, by lane, sorted by the lanes' keys."""

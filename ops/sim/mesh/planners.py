@@ -1,6 +1,7 @@
 """Planners of the simulated mesh: the plan generator, and baselines with the same signature."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -11,7 +12,7 @@ from ops.baselines.planning.spreading import by_chance
 from ops.sim.mesh.lanes import MeshLanes
 from ops.sim.mesh.profiling import Measured
 from ops.sim.mesh.snapshot import Places, snapshot_of
-from shared.contracts.base import ModelName, Seconds, UnixTime
+from shared.contracts.base import InstanceId, ModelName, Seconds, UnixTime
 from shared.contracts.plans import VirtualQueue
 from solver.planning.orders.queues import OrderPolicy
 from solver.planning.problem.grouping import RequestGroup
@@ -31,6 +32,9 @@ _MOVES_PER_CHECK = 500
 class MeshPlanner(Protocol):
     """Makes virtual queues for the waiting requests."""
 
+    kept: frozenset[InstanceId]
+    """Instances that the last plan keeps for express requests."""
+
     def plan(
         self, lanes: MeshLanes, instances: Sequence[InstanceView], now: UnixTime
     ) -> tuple[VirtualQueue, ...]:
@@ -40,7 +44,7 @@ class MeshPlanner(Protocol):
 
 class OrderPlanner:
     """
-    A baseline that orders all groups by a rule for each plan.
+    A baseline that orders all groups by a rule for each plan. Models have no residency.
 
     Args:
         profiles: Service parameters by device and model, measured in advance.
@@ -52,12 +56,14 @@ class OrderPlanner:
         self._profiles = profiles
         self._grouping = grouping
         self._policy = policy
+        self.kept: frozenset[InstanceId] = frozenset()
 
     def plan(
         self, lanes: MeshLanes, instances: Sequence[InstanceView], now: UnixTime
     ) -> tuple[VirtualQueue, ...]:
         groups = self._grouping(lanes, self._profiles, now)
-        snapshot = snapshot_of(groups, instances, self._profiles, running={}, now=now)
+        free = [replace(each, withheld=frozenset()) for each in instances]
+        snapshot = snapshot_of(groups, free, self._profiles, running={}, now=now)
         problem = planning_problem(snapshot, importance_weight=IMPORTANCE_WEIGHT)
         return virtual_queues(snapshot, self._policy(problem))
 
@@ -90,6 +96,7 @@ class GeneratorPlanner:
         self._seed = seed
         self._basis: Basis | None = None
         self._places: Places = {}
+        self.kept: frozenset[InstanceId] = frozenset()
 
     def plan(
         self, lanes: MeshLanes, instances: Sequence[InstanceView], now: UnixTime
@@ -109,6 +116,7 @@ class GeneratorPlanner:
         )
         self._seed += 1
         self._basis, self._places = reviewed.basis, reviewed.places(snapshot)
+        self.kept = frozenset(each.instance_id for each in snapshot.instances if each.express_per_s)
         return virtual_queues(snapshot, reviewed.order)
 
 

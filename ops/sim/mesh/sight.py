@@ -1,6 +1,7 @@
 """Views of an instance: inputs of selecting LSOs, and of the leader's planning."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,20 +11,19 @@ from ops.sim.mesh.engine import BatchEngine
 from ops.sim.mesh.kinds import Fleet, Served
 from ops.sim.mesh.lanes import AnswerLengths
 from ops.sim.mesh.request import MeshRequest
-from shared.contracts.base import Seconds, UnixTime
+from shared.contracts.base import ModelName, Seconds, UnixTime
 from shared.contracts.estimates import LatencyCoefficients
 from solver.planning.lso.actions import drain_plan
 from solver.planning.lso.evict_or_swap import KvCosts
 from solver.planning.lso.situation import Demand, RunningWork, Situation, SwappedWork
 from solver.planning.problem.grouping import Spread
 from solver.planning.problem.snapshot import InstanceView, ServiceRates
+from solver.planning.residency import withheld_models
 
 if TYPE_CHECKING:
     from ops.sim.mesh.instance import MeshInstance
 
 _CHUNK_TOKENS = 512
-_MIN_RESIDENCY_S = 3.0
-"""Minimum time for which a new model stays active, as in the leader's default settings."""
 _RESIDUAL = 0.25
 """Least expected number of remaining answer tokens, as a share of the mean answer."""
 
@@ -75,23 +75,35 @@ def is_infeasible(
 
 
 def view_of(
-    instance: "MeshInstance", sight: Sight, rates: ServiceRates | None, now: UnixTime
+    instance: "MeshInstance",
+    sight: Sight,
+    rates: ServiceRates | None,
+    waiting: Mapping[ModelName, bool],
+    now: UnixTime,
 ) -> InstanceView:
-    """The leader's view of an instance; *rates* are the service rates of the active model."""
+    """
+    The leader's view of an instance.
+
+    Args:
+        rates: Service rates of the active model.
+        waiting: Model for which work waits -> whether some of it has a deadline.
+    """
     change, weights = instance.change, instance.weights
     active = instance.active if change is None else change.model
-    lock_s = max(0.0, _MIN_RESIDENCY_S - (now - instance.active_since)) if active else 0.0
-    others_s = [weights.activate_s(m, now) for m in weights.models if m != active]
-    back_s = sum(others_s) / len(others_s) if others_s else 0.0
+    others_s = {m: weights.activate_s(m, now) for m in weights.models if m != active}
+    back_s = sum(others_s.values()) / len(others_s) if others_s else 0.0
     drain_s = _drain_s(situation_of(instance, sight, now))
     return InstanceView(
         instance_id=instance.instance_id,
         device=instance.device.name,
         active=active,
         activate_s={
-            model: back_s if model == active else weights.activate_s(model, now) + lock_s
+            model: back_s if model == active else weights.activate_s(model, now)
             for model in weights.models
         },
+        withheld=withheld_models(
+            active, others_s, waiting, active_for_s=now - instance.active_since
+        ),
         backlog_s=Spread(
             _window_s(instance, sight, rates)
             if change is None

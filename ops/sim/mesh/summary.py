@@ -47,6 +47,8 @@ def summarize_mesh(
         "busy": outcome.busy_s / instance_s,
         "kv_used": outcome.kv_share_s / instance_s,
         "wasted_token_share": outcome.wasted_tokens / max(1, outcome.tokens),
+        "longest_idle_s": outcome.idle.longest_s,
+        "longest_idle_swaps": outcome.idle.longest_swaps,
         "plans": outcome.num_plans,
         "plan_ms": 1000 * outcome.plan_cpu_s / max(1, outcome.num_plans),
         "cpu_s": outcome.cpu_s,

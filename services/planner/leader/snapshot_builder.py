@@ -34,6 +34,7 @@ from solver.planning.problem.grouping import (
 )
 from solver.planning.problem.snapshot import ClusterSnapshot, InstanceView, ServiceRates
 from solver.planning.reserved_capacity import LaneArrivals, with_reserved_capacity
+from solver.planning.residency import withheld_models
 from solver.prediction.calibration.lane_waits import LaneCount
 
 RESUMED, RELEGATED = "resume.", "relegated."
@@ -367,24 +368,17 @@ def _withheld(
     waiting: Mapping[ModelName, bool],
     now: UnixTime,
 ) -> frozenset[ModelName]:
-    """
-    The other models, while the active one was activated a short time ago and work for it waits:
-    otherwise an instance could return to a model at once, and lose two swaps for a few requests.
-    Work with deadlines does not wait for work without.
-
-    Args:
-        waiting: Model for which work waits -> whether some of it has a deadline.
-    """
+    """Models that the instance may not activate yet, by `solver.planning.residency`."""
     active, since = state.model_since[status.instance_id]
-    others_s = {entry.model: entry.activate_s for entry in status.models if entry.model != active}
-    held_s = settings.min_residency_swaps * max(others_s.values(), default=0.0)
-    is_urgent = waiting.get(ModelName(active or ""))
-    if is_urgent is None or now - since >= held_s:
-        return frozenset()
-    return frozenset(
-        ModelName(model)
-        for model in others_s
-        if is_urgent or not waiting.get(ModelName(model), False)
+    others_s = {
+        ModelName(entry.model): entry.activate_s for entry in status.models if entry.model != active
+    }
+    return withheld_models(
+        None if active is None else ModelName(active),
+        others_s,
+        waiting,
+        active_for_s=now - since,
+        swaps=settings.min_residency_swaps,
     )
 
 
