@@ -46,15 +46,18 @@ async def declare_topology(broker: Broker) -> None:
 
 async def keep_topology(broker: Broker) -> None:
     """
-    Create the mesh's objects again if the broker has lost a queue, for example because it was
-    deleted or the broker has begun again without its data.
+    Create the mesh's objects again if the broker has lost a queue or an exchange, for example
+    because it was deleted or the broker has begun again without its data.
     """
     with suppress(MeshError):  # the broker may be away; the next look follows
-        lost = [queue.name for queue in topology.QUEUES if await _is_absent(broker, queue.name)]
-        if lost:
-            log.error("broker.queues_lost", queues=lost)
+        exchanges = [
+            each.name for each in topology.EXCHANGES if not await broker.has_exchange(each.name)
+        ]
+        queues = [queue.name for queue in topology.QUEUES if await _is_absent(broker, queue.name)]
+        if exchanges or queues:
+            log.error("broker.objects_lost", exchanges=exchanges, queues=queues)
             # On a broker that still has others of them, work queues may exist that no list has.
-            is_empty = len(lost) == len(topology.QUEUES)
+            is_empty = len(queues) == len(topology.QUEUES)
             await (declare_topology(broker) if is_empty else topology.declare(broker))
 
 

@@ -256,6 +256,10 @@ class Broker(Protocol):
 
     async def declare_exchange(self, spec: ExchangeSpec) -> None: ...
 
+    async def has_exchange(self, name: str) -> bool:
+        """Return whether an exchange exists, by a passive declare."""
+        ...
+
     async def declare_queue(self, spec: QueueSpec) -> None:
         """
         Create the queue unless it exists.

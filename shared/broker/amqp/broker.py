@@ -33,7 +33,7 @@ class AmqpBroker:
 
     Works on asyncio and uvloop. If an exclusive or expiring queue of this client is deleted, the
     client restores the queue and its bindings after a reconnect, or immediately if it consumes the
-    queue.
+    queue. It restores bindings to an exchange that was deleted and created again.
 
     Args:
         url: `amqp://user:password@host/vhost`, or `amqps://`; for several nodes of a broker, a list
@@ -87,6 +87,7 @@ class AmqpBroker:
             await self.close()
             raise
         self._tasks.spawn(self._restorer.run(), name="broker restorer")
+        self._tasks.spawn(self._restorer.keep_bindings(), name="broker bindings")
         return self
 
     async def __aexit__(
@@ -108,6 +109,14 @@ class AmqpBroker:
 
     async def declare_exchange(self, spec: ExchangeSpec) -> None:
         await self._consuming.declare_exchange(spec)
+
+    async def has_exchange(self, name: str) -> bool:
+        try:
+            async with self._consuming.calling(f"look for exchange {name}") as channel:
+                await channel.exchange_declare(name, passive=True)
+        except QueueNotFoundError:
+            return False
+        return True
 
     async def declare_queue(self, spec: QueueSpec) -> None:
         await self._consuming.declare_queue(spec)

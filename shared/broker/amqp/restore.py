@@ -12,6 +12,8 @@ log = EventLogger(__name__)
 
 FIRST_RETRY_S = 0.1
 MAX_RETRY_S = 2.0
+BINDINGS_PERIOD_S = 2.0
+"""Period of `keep_bindings`."""
 
 
 class AmqpRestorer:
@@ -96,6 +98,23 @@ class AmqpRestorer:
                     break
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, MAX_RETRY_S)
+
+    async def keep_bindings(self) -> None:
+        """
+        Create all bindings again from time to time, until cancelled: the broker does not tell its
+        clients when an exchange is deleted, with its bindings, and created again.
+        """
+        while True:
+            await asyncio.sleep(BINDINGS_PERIOD_S)
+            for binding in tuple(self._bindings):
+                if not self._is_up() or binding not in self._bindings:
+                    continue
+                try:
+                    await self._bind(binding)
+                except MeshError as error:
+                    log.warning("broker.binding_lost", queue=binding.queue, error=str(error))
+                    self._missing.add(binding)
+                    self.wake()
 
     async def _attempt(self) -> bool:
         errors: list[str] = []

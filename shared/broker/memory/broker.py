@@ -81,6 +81,9 @@ class MemoryBroker:
     async def declare_exchange(self, spec: ExchangeSpec) -> None:
         self._server.declare_exchange(spec)
 
+    async def has_exchange(self, name: str) -> bool:
+        return self._server.has_exchange(name)
+
     async def declare_queue(self, spec: QueueSpec) -> None:
         self._server.declare_queue(spec, self)
 

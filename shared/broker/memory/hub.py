@@ -111,6 +111,9 @@ class MemoryHub:
         if self._exchanges.setdefault(spec.name, spec) != spec:
             raise BrokerConflictError(f"exchange {spec.name!r} exists with other properties")
 
+    def has_exchange(self, name: str) -> bool:
+        return name in self._exchanges
+
     def declare_queue(self, spec: QueueSpec, client: HubClient) -> None:
         check_queue(spec)
         existing = self._queues.get(spec.name)
