@@ -1,6 +1,7 @@
 """ASGI layer around models' applications: keys, tenants, targets, limits, request ids, errors."""
 
 import asyncio
+import math
 from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -35,6 +36,7 @@ from shared.api.calls import (
     CallFields,
     call_body,
     call_fields,
+    check_text,
 )
 from shared.api.digests import call_digest
 from shared.contracts.base import ModelName, Seconds, TenantId
@@ -46,13 +48,14 @@ from solver.tenants.claims import grant
 
 log = structlog.get_logger()
 
+TOKENIZE = "/tokenize"
 ROUTES: Mapping[str, str] = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completions",
     "/v1/responses": "responses",
     "/v1/messages": "messages",
     "/v1/messages/count_tokens": "count_tokens",
-    "/tokenize": "tokenize",
+    TOKENIZE: "tokenize",
     "/detokenize": "detokenize",
     "/v1/embeddings": "embeddings",
     "/v2/embed": "embeddings",
@@ -75,6 +78,8 @@ class Door:
         gateway: Components that all requests share.
         applications: Application of each base model: vLLM's, or one that passes bodies to servers.
         prepare: Called with the model before its application reads a request.
+        most_chars: Number of characters that fit into a model's context; vLLM's application checks
+            it at all routes but `/tokenize`.
     """
 
     def __init__(
@@ -82,10 +87,11 @@ class Door:
         gateway: Gateway,
         applications: Mapping[ModelName, Any],
         prepare: Callable[[ModelName], object] = lambda _model: None,
+        most_chars: Callable[[ModelName], float] = lambda _model: math.inf,
     ) -> None:
         self._gateway = gateway
         self._applications = applications
-        self._prepare = prepare
+        self._prepare, self._most_chars = prepare, most_chars
         self._passing = PassThrough(gateway.producer)
         self._deferred = Deferred(gateway)
         settings = gateway.settings
@@ -148,6 +154,8 @@ class Door:
                 call.model = ref.name
                 fields["model"] = msgspec.Raw(msgspec.json.encode(ref.name))
             base = ref.base
+            if scope["path"] == TOKENIZE:
+                check_text("prompt", fields.get("prompt"), self._most_chars(base))
             application = self._application(base, call, hints, scope["path"])
             self._prepare(base)
             response.call = call

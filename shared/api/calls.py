@@ -47,6 +47,8 @@ GRAMMAR_FIELDS = ("structured_outputs", "response_format", "tools", "text", "out
 """Fields of which vLLM makes grammars."""
 MOST_PARTS = 4096
 """Largest number of messages or prompts of a request, which are objects in each program."""
+MOST_OBJECTS = 2 * MOST_PARTS
+"""Largest number of objects in a field with messages: messages, parts of their content, calls."""
 MAX_GRAMMAR_BYTES = 128 << 10
 """Maximum size of each of these fields: making a grammar takes time where it is made."""
 
@@ -123,7 +125,7 @@ def call_fields(body: bytes) -> dict[str, Raw]:
     if not grammar.startswith((b"{", b"null")):
         # vLLM's application would fail with status 500.
         raise ContractError("structured_outputs must be an object", param="structured_outputs")
-    for name in ("messages", "prompt", "input"):
+    for name in ("messages", "prompt", "input", "system"):
         check_parts(name, fields.get(name, Raw(b"")))
     for name in GRAMMAR_FIELDS:
         if name in fields and len(bytes(fields[name])) > MAX_GRAMMAR_BYTES:
@@ -149,7 +151,7 @@ def check_parts(name: str, value: Raw) -> None:
     Check the number of messages or prompts in the field *name*; token ids are no parts.
 
     Raises:
-        ContractError: There are more than `MOST_PARTS`.
+        ContractError: There are more than `MOST_PARTS`, or more than `MOST_OBJECTS` objects in all.
     """
     text = bytes(value)
     if len(text) < 2 * MOST_PARTS or not text.lstrip().startswith(b"["):
@@ -161,6 +163,60 @@ def check_parts(name: str, value: Raw) -> None:
             code="too_many_parts",
             param=name,
         )
+    if text.count(b"{") > MOST_OBJECTS and (number := _num_objects(text)) > MOST_OBJECTS:
+        raise ContractError(
+            f"{name} has {number} objects, e.g. messages and parts of their content; the limit is "
+            f"{MOST_OBJECTS}",
+            code="too_many_parts",
+            param=name,
+        )
+
+
+def check_text(name: str, value: Raw | None, most_chars: float) -> None:
+    """
+    Check the length of the field *name*, if it is a text.
+
+    Raises:
+        ContractError: It has more than *most_chars* characters.
+    """
+    raw = b"" if value is None else bytes(value)
+    if len(raw) <= most_chars or not raw.lstrip().startswith(b'"'):
+        return
+    num_chars = _num_chars(raw)
+    if num_chars > most_chars:
+        raise ContractError(
+            f"{name} has {num_chars} characters: at most {most_chars:.0f} fit into the model's "
+            "context",
+            code="context_length_exceeded",
+            param=name,
+        )
+
+
+def _num_chars(raw: bytes) -> int:
+    """Number of characters of a JSON string; 0 if it is invalid, which the application reports."""
+    try:
+        return len(_text.decode(raw))
+    except msgspec.DecodeError:
+        return 0
+
+
+def _num_objects(text: bytes) -> int:
+    """
+    Number of JSON objects in *text*, nested ones included; 0 if it is invalid, which the
+    application reports.
+    """
+    try:
+        number, left = 0, [msgspec.json.decode(text)]
+    except msgspec.DecodeError:
+        return 0
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            number += 1
+            left.extend(value.values())
+        elif isinstance(value, list):
+            left.extend(value)
+    return number
 
 
 def call_body(fields: CallFields) -> CallBody:
@@ -210,6 +266,7 @@ class _Sized(msgspec.Struct, frozen=True):
 
 _body, _sized = msgspec.json.Decoder(CallBody), msgspec.json.Decoder(_Sized)
 _parts = msgspec.json.Decoder(list[Raw])
+_text = msgspec.json.Decoder(str)
 """
 Made here, since threads decode: msgspec examines a type at its first use, and two threads that use
 a type for the first time at once crash the process.

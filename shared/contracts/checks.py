@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from shared.api.calls import MOST_PARTS, call_size
+from shared.api.calls import MOST_OBJECTS, MOST_PARTS, call_size
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import InferenceRequest
 from shared.contracts.models import ModelEntry
@@ -55,9 +55,16 @@ def check_prompt(body: InferenceRequest) -> None:
     if body.messages == () or body.prompt in ("", ()):
         param = "messages" if body.prompt is None else "prompt"
         raise ContractError(f"{param} is empty", param=param)
-    if body.messages is not None and len(body.messages) > MOST_PARTS:
+    _check_number(len(body.messages or ()), "parts", MOST_PARTS)
+    contents = (each.content for each in body.messages or ())
+    parts = sum(len(content) for content in contents if isinstance(content, list))
+    _check_number(parts, "parts of contents", MOST_OBJECTS)
+
+
+def _check_number(number: int, what: str, limit: int) -> None:
+    if number > limit:
         raise ContractError(
-            f"messages has {len(body.messages)} parts; the limit is {MOST_PARTS}",
+            f"messages has {number} {what}; the limit is {limit}",
             code="too_many_parts",
             param="messages",
         )

@@ -5,6 +5,7 @@ Other routes of vLLM's application are not available.
 """
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -109,6 +110,14 @@ class Applications:
         self.digests.pop(model, None)
         self._document = None
 
+    def most_chars(self, model: ModelName) -> float:
+        """Number of characters of which the model's context may consist; infinite for servers."""
+        if model not in self._clients:
+            return math.inf
+        tokenizer = self._clients[model][0].renderer.get_tokenizer()
+        entry = self._gateway.registry.entry(model)
+        return entry.max_model_len * tokenizer.max_chars_per_token
+
     def document(self) -> bytes:
         """The OpenAPI document of the routes that at least one model has; blocks for a second."""
         if self._document is None:
@@ -152,7 +161,7 @@ async def vllm_front(
     for base in registry.bases:
         await applications.add(registry.entry(base))
     log.info("front.ready", models=len(applications.by_model))
-    door = Door(gateway, applications.by_model, read_images)
+    door = Door(gateway, applications.by_model, read_images, applications.most_chars)
     try:
         yield (
             _routes(gateway, health, door, applications.document),

@@ -283,6 +283,25 @@ async def test_other_arguments_of_the_engine_are_refused(http: httpx.AsyncClient
     assert answer.json()["error"]["param"] == "vllm_xargs.top"
 
 
+async def test_texts_beyond_the_context_are_not_tokenized(http: httpx.AsyncClient):
+    answer = await http.post("/tokenize", json={"model": LLAMA, "prompt": "a " * 1_950_000})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+    short = await http.post("/tokenize", json={"model": LLAMA, "prompt": "a " * 100})
+    assert short.status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+async def test_many_parts_of_contents_are_refused(http: httpx.AsyncClient, path: str):
+    part = {"type": "input_text" if path == "/v1/responses" else "text", "text": "hi"}
+    turns = [{"role": "user", "content": [part] * 60_000}]
+    body = {"input": turns} if path == "/v1/responses" else {"messages": turns}
+    answer = await http.post(path, json={"model": LLAMA, "max_tokens": 1, **body})
+    assert answer.status_code == 400
+    assert "the limit is 8192" in answer.text
+
+
 async def test_timeout_header_ends_the_request_and_its_run(
     front: ProcessMesh, http: httpx.AsyncClient
 ):

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared.api.calls import MOST_PARTS, call_fields, forwarded
+from shared.api.calls import MOST_PARTS, call_fields, check_text, forwarded
 from shared.contracts.checks import check_prompt
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import InferenceRequest
@@ -35,6 +35,35 @@ def test_many_parts_are_refused(name: str, part: object):
     with pytest.raises(ContractError, match="the limit is 4096") as refused:
         fields_of(**{name: [part] * (MOST_PARTS + 1)})
     assert (refused.value.code, refused.value.param) == ("too_many_parts", name)
+
+
+@pytest.mark.parametrize("name", ["messages", "input", "system"])
+def test_many_parts_of_contents_are_refused(name: str):
+    part = {"type": "text", "text": "{" * 10}
+    inner = [{"role": "user", "content": [part] * 100}] * 81
+    fields_of(**{name: [{"role": "user", "content": [part] * 8191}]})
+    fields_of(**{name: [{"role": "user", "content": "{" * 10_000}]})
+    for value in ([{"role": "user", "content": [part] * 8192}], [*inner, *inner[:1]]):
+        with pytest.raises(ContractError, match="the limit is 8192") as refused:
+            fields_of(**{name: value})
+        assert (refused.value.code, refused.value.param) == ("too_many_parts", name)
+
+
+def test_many_parts_of_contents_of_a_plain_request_are_refused():
+    many = ChatMessage(role="user", content=[{"type": "text", "text": "hi"}] * 8192)
+    check_prompt(InferenceRequest(model="m", messages=(many,)))
+    with pytest.raises(ContractError, match="the limit is 8192"):
+        check_prompt(InferenceRequest(model="m", messages=(many, many)))
+
+
+def test_long_text_is_refused_by_its_characters():
+    check_text("prompt", msgspec.Raw(msgspec.json.encode("é" * 100)), 100)
+    check_text("prompt", msgspec.Raw(b'"\\ud800' + b"a" * 200 + b'"'), 100)
+    check_text("prompt", None, 100)
+    check_text("prompt", msgspec.Raw(b"[" + b"1," * 200 + b"1]"), 100)
+    with pytest.raises(ContractError, match="101 characters: at most 100 fit") as refused:
+        check_text("prompt", msgspec.Raw(msgspec.json.encode("é" * 101)), 100)
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "prompt")
 
 
 @pytest.mark.parametrize("name", ["prompt", "input"])
