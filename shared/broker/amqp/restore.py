@@ -101,8 +101,8 @@ class AmqpRestorer:
 
     async def keep_bindings(self) -> None:
         """
-        Create all bindings again from time to time, until cancelled: the broker does not tell its
-        clients when an exchange is deleted, with its bindings, and created again.
+        Create all bindings again from time to time, until cancelled: the broker sends no
+        notice when an exchange is deleted, with its bindings, and created again.
         """
         while True:
             await asyncio.sleep(BINDINGS_PERIOD_S)
