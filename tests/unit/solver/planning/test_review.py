@@ -187,6 +187,26 @@ def test_an_instance_without_work_beside_waiting_work_causes_a_new_plan():
     assert {place[0] for place in second.places(replace(world, groups=left)).values()} == {"i", "j"}
 
 
+def test_a_plan_of_few_groups_is_improved_although_each_look_at_the_clock_takes_5_ms():
+    """All work is on one instance, and the other one has become idle."""
+    busy, idle = instance("i"), instance("j", active=B)
+    groups = [a_group(A, number) for number in range(4)]
+    first = reviewed(snapshot_of(*groups, instances=(busy,)))
+    kept = first.places(snapshot_of(*groups, instances=(busy,)))
+    both = snapshot_of(*groups, instances=(busy, idle), running=kept)
+    ticks = count()
+    second = review(
+        both,
+        first.basis,
+        options=ReviewOptions(importance_weight=OPTIONS.importance_weight),
+        clock=lambda: 0.005 * next(ticks),
+        seed=1,
+    )
+
+    assert second.cost.total < second.kept_cost.total
+    assert {place for place, _ in second.places(both).values()} == {"i", "j"}
+
+
 def test_an_instance_that_the_plan_leaves_idle_causes_no_plan_in_each_round():
     """One group cannot be shared, and its model is active on one instance only."""
     world = snapshot_of(a_group(A, 0), instances=(instance("i"), instance("j", active=B)))
