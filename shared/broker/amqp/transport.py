@@ -103,4 +103,5 @@ class GatheringWriter(asyncio.StreamWriter):
     def _flush(self) -> None:
         if self._gathered:
             gathered, self._gathered = self._gathered, []
-            super().write(b"".join(gathered))
+            if not self.is_closing():  # uvloop's transport raises then, in a callback of the loop
+                super().write(b"".join(gathered))
