@@ -1,5 +1,6 @@
 """Reads a model's shape from a Hugging Face `config.json`."""
 
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
@@ -53,7 +54,7 @@ def read_shape(path: Path) -> ModelShape:
     """
     file = path / _FILE if path.is_dir() else path
     try:
-        config = msgspec.json.decode(file.read_bytes())
+        config = msgspec.json.decode(file.read_bytes().removeprefix(BOM_UTF8))
     except OSError as error:
         raise SettingsError(f"cannot read {file}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

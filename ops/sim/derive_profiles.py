@@ -70,7 +70,7 @@ CALIBRATIONS = {
 def layer_s(file: Path) -> dict[int, float]:
     """Seconds of one layer's operators on one device by token count; attention is left out."""
     by_tokens: dict[int, list[float]] = {}
-    with file.open(newline="") as lines:
+    with file.open(newline="", encoding="utf-8-sig") as lines:
         for row in csv.DictReader(lines):
             if row["num_tensor_parallel_workers"] != "1":
                 continue

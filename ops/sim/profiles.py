@@ -1,5 +1,6 @@
 """Latency profiles as data: profiles in the repository, and fitted profiles."""
 
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import msgspec
@@ -58,7 +59,7 @@ def load(name: str, *, kv_capacity_tokens: int = 400_000) -> NamedProfile:
         file = Path(name)
     if not file.is_file():
         raise ValueError(f"no profile {name!r}; known: {', '.join(names())}, or a file")
-    content = file.read_bytes()
+    content = file.read_bytes().removeprefix(BOM_UTF8)
     try:
         return _measured(msgspec.json.decode(content, type=ProfileData))
     except msgspec.ValidationError:

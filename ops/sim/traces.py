@@ -24,7 +24,7 @@ def checked_trace(file: Path, *, match: str | None = None) -> Trace:
         ValueError: The trace is invalid; the message names file, line and field.
         OSError: The file cannot be read.
     """
-    with file.open(newline="") as lines:
+    with file.open(newline="", encoding="utf-8-sig") as lines:
         rows = csv.DictReader(lines)
         missing = [name for name in (_TIMESTAMP, *_COUNTS) if name not in (rows.fieldnames or ())]
         if missing:

@@ -112,7 +112,7 @@ def read_trace(file: Path, *, match: str | None = None) -> Trace:
     Raises:
         ValueError: A column is missing, a row is unreadable, or there are no rows.
     """
-    with file.open(newline="") as lines:
+    with file.open(newline="", encoding="utf-8-sig") as lines:
         rows = list(csv.DictReader(lines))
     try:
         times = [_seconds(row["TIMESTAMP"]) for row in rows]

@@ -1,5 +1,6 @@
 """What is checked of a request before its body is read: key, headers, slot of the tenant, sizes."""
 
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -43,7 +44,8 @@ class Admission:
 
     async def body(self, receive: Any, *, limit: int | None = None) -> bytes:
         """
-        The whole body; nothing is read if the announced size exceeds a limit.
+        The whole body, without a byte order mark; nothing is read if the announced size exceeds a
+        limit.
 
         Args:
             receive: The `receive` of ASGI.
@@ -54,11 +56,12 @@ class Admission:
             CapacityError: Bodies take too much memory.
         """
         reader = RequestBody(receive, idle_s=self.settings.body_timeout_s)
-        return await reader.whole(
+        body = await reader.whole(
             self.settings.limits.max_body_bytes if limit is None else limit,
             declared_bytes=self.declared_bytes,
             hold=self.hold,
         )
+        return body.removeprefix(BOM_UTF8)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import uuid4
@@ -260,5 +259,5 @@ def _forwarded(raw: bytes, fields: CallFields, asked: str, model: str) -> bytes:
     """The body for vLLM's application of *model*, without the mesh's fields."""
     dropped = {"priority", *OWN_FIELDS, *IGNORED_FIELDS} & fields.keys()
     if not dropped and asked == model:
-        return raw.removeprefix(BOM_UTF8)
+        return raw
     return msgspec.json.encode({k: v for k, v in fields.items() if k not in dropped})

@@ -1,7 +1,6 @@
 """OpenAI's request bodies as sent over HTTP, and the mesh's additional fields."""
 
 import re
-from codecs import BOM_UTF8
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
@@ -129,7 +128,6 @@ def decode_body(raw: bytes, body_type: type[B]) -> B:
         ContractError: The body is not JSON, or a field is not supported or violates its schema;
             `param` names the field.
     """
-    raw = raw.removeprefix(BOM_UTF8)
     try:
         refuse_unsupported(_unsupported.decode(raw))
         body: B = _decoders[body_type].decode(raw)

@@ -68,7 +68,8 @@ def call_request(endpoint: str, body: str, **fields: Any) -> CallRequest:
     Raises:
         ContractError: The body cannot be read, or is not a JSON object.
     """
-    raw = body.encode() if not body.startswith("@") else _contents(Path(body[1:]))
+    is_file = body.startswith("@")
+    raw = _contents(Path(body[1:])) if is_file else body.encode().removeprefix(BOM_UTF8)
     call_fields(raw)
     return CallRequest(endpoint=endpoint, body=msgspec.Raw(raw), **fields)
 

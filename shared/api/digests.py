@@ -1,6 +1,7 @@
 """Digests of what was asked, which distinguish a repeat of an id from another request."""
 
 import hashlib
+from codecs import BOM_UTF8
 from typing import Any
 
 import msgspec
@@ -14,13 +15,14 @@ _PER_MESSAGE = frozenset({"id", "reply", "arrived_at", "prompt_tokens", "engine"
 def body_digest(body: bytes) -> str:
     """
     Digest of the body of a message, without the fields that differ between two messages of the
-    same request; neither the order of fields nor white space matters.
+    same request; neither the order of fields nor white space nor a byte order
+    mark matters.
 
     Raises:
         ContractError: The body is not a JSON object.
     """
     try:
-        fields = msgspec.json.decode(body, type=dict[str, Any])
+        fields = msgspec.json.decode(body.removeprefix(BOM_UTF8), type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ContractError(
             f"the body must be a JSON object: {error}", code="invalid_json"

@@ -163,7 +163,7 @@ class EndpointFile:
 
     async def now(self) -> tuple[RemoteSettings, ...]:
         try:
-            text = await asyncio.to_thread(self.path.read_text)
+            text = await asyncio.to_thread(self.path.read_text, "utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise EngineError(f"cannot read the endpoints in {self.path}: {error}") from error
         lines = (line.partition("#")[0].strip() for line in text.splitlines())

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from codecs import BOM_UTF8
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -228,7 +229,7 @@ def endpoint_of(file: Path) -> str:
     except OSError as error:
         raise ContractError(f"cannot read {file}: {error}", param="FILE") from error
     try:
-        return msgspec.json.decode(first, type=_Addressed).url
+        return msgspec.json.decode(first.removeprefix(BOM_UTF8), type=_Addressed).url
     except msgspec.DecodeError as error:
         raise ContractError(
             f"{file}: the first line has no url ({error}); give --endpoint", param="FILE"

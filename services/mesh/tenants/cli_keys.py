@@ -1,6 +1,7 @@
 """`headway keys`: the API keys of a file or of the store."""
 
 import sys
+from codecs import BOM_UTF8
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -159,7 +160,8 @@ def import_keys(
         SettingsError: The file cannot be read or is invalid.
     """
     try:
-        settings = msgspec.json.decode(settings_file.read_bytes(), type=_Settings)
+        content = settings_file.read_bytes().removeprefix(BOM_UTF8)
+        settings = msgspec.json.decode(content, type=_Settings)
     except OSError as error:
         raise SettingsError(f"cannot read {settings_file}: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -160,7 +160,7 @@ def _request(prompt: str | None, options: SubmitOptions) -> Request:
         raise SettingsError("submit needs --model and a prompt, --endpoint and --body, or --file")
     return InferenceRequest(
         model=options.model,
-        prompt=sys.stdin.read() if prompt == "-" else prompt,
+        prompt=sys.stdin.read().removeprefix("\ufeff") if prompt == "-" else prompt,
         max_tokens=options.max_tokens,
         temperature=options.temperature,
         application=options.application,

@@ -6,7 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
+<<<<<<< HEAD
 from shared.api.calls import MOST_PARTS, call_fields, check_text, forwarded
+=======
+from shared.api.calls import MOST_PARTS, call_fields, forwarded
+from shared.api.digests import body_digest
+>>>>>>> 95973479 (A byte order mark is ignored wherever text of users is read)
 from shared.contracts.checks import check_prompt
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import InferenceRequest
@@ -110,3 +115,4 @@ def test_arguments_that_ask_for_nothing_are_taken(arguments: object):
 
 def test_a_byte_order_mark_is_ignored():
     assert call_fields(BOM_UTF8 + b'{"model": "m"}') == {"model": msgspec.Raw(b'"m"')}
+    assert body_digest(BOM_UTF8 + b'{"model": "m"}') == body_digest(b'{"model":"m"}')

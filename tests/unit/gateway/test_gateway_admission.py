@@ -1,6 +1,7 @@
 """What is checked before a body is read, in each application that reads one."""
 
 import asyncio
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import pytest
 
 from services.gateway.admission import ADMISSION, INTERNAL, Internal, admission, read_ahead
 from services.gateway.body import BodyMemory
-from services.gateway.intake import Intake
+from services.gateway.intake import Intake, load_tokenizers
 from services.gateway.light import light_front
 from services.gateway.responses.application import StoredResponses
 from services.gateway.settings import Settings
@@ -51,7 +52,7 @@ def full_gateway(rig: IntakeRig, registry: ModelRegistry | None = None) -> Gatew
     intake = Intake(
         settings=settings,
         registry=registry,
-        tokenizers=rig.tokenizers,
+        tokenizers=load_tokenizers(registry),
         fallbacks=rig.fallbacks,
         new_seed=lambda: 0,
     )
@@ -121,6 +122,25 @@ async def test_a_request_takes_one_slot_and_the_bytes_of_its_body(gateway: Gatew
     assert mesh.open == [(1, len(body))]
     assert (client.status, client.code) == (429, "over_capacity")
     assert (gateway.tenants.num_open, gateway.bodies.num_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+@pytest.mark.parametrize("fields", [{}, {"stream": True}])
+async def test_a_byte_order_mark_before_a_body_is_ignored(
+    gateway: Gateway, path: str, fields: dict[str, Any]
+):
+    client = Client(BOM_UTF8 + chat(prompt="hello", **fields))
+    await post(gateway, client, path, KEY)
+
+    mesh: Any = gateway.producer
+    assert len(mesh.open) == 1
+    assert (client.status, client.code) == (429, "over_capacity")
+
+
+async def test_applications_that_read_bodies_get_no_byte_order_mark(gateway: Gateway):
+    client = Client(BOM_UTF8 + b"{}")
+    with admission(gateway, scope_of("/v1/batches", KEY)) as admitted:
+        assert await admitted.body(client.receive) == b"{}"
 
 
 LENGTH = (b"content-length", str(LIMIT + 1).encode())
