@@ -7,9 +7,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any, TypeVar
-
-import msgspec
+from typing import Any
 
 import services.agent.service as agent
 import services.estimator.service as estimator
@@ -30,14 +28,12 @@ from shared.runtime.cli import Ports
 from shared.runtime.clock import Clock, SystemClock
 from shared.runtime.health import Health
 from shared.runtime.lifecycle import EXIT_USAGE, first_error
+from shared.runtime.settings import converted
 from shared.runtime.tasks import every
 from shared.store.location import this_process
 from shared.store.requests.memory_meshes import HOLD_PERIOD_S, MeshHold
-from shared.store.settings import StoreSettings
 from shared.store.store import opened_store
 from shared.tracing.opening import opened_tracer
-
-T = TypeVar("T")
 
 SERVICES: dict[str, tuple[Any, Any]] = {
     "agent": (AgentSettings, agent.serve),
@@ -74,15 +70,17 @@ class EmbeddedMesh(Mesh):
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
+        # All settings are checked before anything starts.
+        services = self.spec.service_settings()
+        for name, (service, values) in services.items():
+            self._settings(name, service, values)
         await self._holding.enter_async_context(self._shown_in_store())
-        for name, (service, values) in self.spec.service_settings().items():
+        for name, (service, values) in services.items():
             self._start(name, service, values)
 
     def _start(self, name: str, service: str, values: dict[str, Any]) -> None:
-        settings_type, serve = SERVICES[service]
-        if "store" in values:
-            values = values | {"store": values["store"] | {"memory_mesh": self._name}}
-        settings = _converted(name, values | {"amqp_url": "memory://"}, settings_type)
+        _, serve = SERVICES[service]
+        settings = self._settings(name, service, values)
         stop = self._stops[name] = asyncio.Event()
         health = self.healths[name] = Health(service=service)
 
@@ -98,6 +96,27 @@ class EmbeddedMesh(Mesh):
                 await serve(ports, stop)
 
         self._tasks[name] = asyncio.create_task(run(), name=name)
+
+    def _settings(self, name: str, service: str, values: dict[str, Any]) -> Any:
+        """
+        Settings of the service *name*: *values*, and what its process would read of the
+        environment.
+
+        Raises:
+            SettingsError: They are invalid; the message names the service, and the field or the
+                variable.
+        """
+        settings_type, _ = SERVICES[service]
+        own = {"amqp_url": "memory://"}
+        if "store" in settings_type.__struct_fields__:
+            own["store.memory_mesh"] = self._name
+        environ = os.environ | self.spec.environments().get(name, {})
+        try:
+            return converted(
+                settings_type, service=service, environ=environ, values=values, overrides=own
+            )
+        except SettingsError as error:
+            raise SettingsError(f"{name}: {error}") from error
 
     def ended(self) -> list[Ended]:
         return [
@@ -145,8 +164,8 @@ class EmbeddedMesh(Mesh):
         Context in which the store shows that this mesh lives: when it is gone, the next mesh at the
         store ends the requests that it had in memory.
         """
-        values = self.spec.planner.get("store", {})
-        async with opened_store(_converted("store", values, StoreSettings)) as store:
+        planner_settings = self._settings("planner", "planner", self.spec.planner)
+        async with opened_store(planner_settings.store) as store:
             if store is None:
                 yield
                 return
@@ -163,19 +182,6 @@ class EmbeddedMesh(Mesh):
 
     def open_broker(self, client_name: str) -> AbstractAsyncContextManager[Broker]:
         return open_broker("memory://", client_name=client_name, hub=self.hub)
-
-
-def _converted(name: str, values: dict[str, Any], settings_type: type[T]) -> T:
-    """
-    Settings of the service *name*.
-
-    Raises:
-        SettingsError: They are invalid; the message names the service and the field.
-    """
-    try:
-        return msgspec.convert(values, settings_type, strict=False)
-    except msgspec.ValidationError as error:
-        raise SettingsError(f"{name}: {error}") from error
 
 
 def _error_of(task: asyncio.Task[None]) -> BaseException | None:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from services.mesh.mesh import AGENT, READY_TIMEOUT_S, Ended, Mesh, serves
+from services.mesh.mesh import READY_TIMEOUT_S, Ended, Mesh, serves
 from services.mesh.ready import Say, silent
 from services.mesh.spec import MeshSpec
 from shared.broker.connect import open_broker
@@ -138,7 +138,7 @@ class ProcessMesh(Mesh):
     ) -> None:
         super().__init__(spec, ready_timeout_s=ready_timeout_s, say=say)
         spec.log_dir.mkdir(parents=True, exist_ok=True)
-        environments = {f"{AGENT}{each.instance_id}": each.environment for each in spec.agents}
+        environments = spec.environments()
         self.processes = {
             name: MeshProcess(
                 name,

@@ -74,6 +74,10 @@ class MeshSpec(msgspec.Struct, frozen=True, kw_only=True):
         """The URL of the first gateway."""
         return self.gateway_urls[0]
 
+    def environments(self) -> dict[str, dict[str, str]]:
+        """Name of each agent's process -> its variables besides those of the mesh."""
+        return {f"agent-{agent.instance_id}": agent.environment for agent in self.agents}
+
     def service_settings(self) -> dict[str, tuple[str, dict[str, Any]]]:
         """Name of each process of the mesh -> its service and settings."""
         common: dict[str, Any] = {

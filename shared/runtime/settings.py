@@ -8,7 +8,8 @@ from `HEADWAY_STORE_<FIELD>`. No other code reads the environment.
 
 import re
 from codecs import BOM_UTF8
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -23,6 +24,11 @@ SHARED_GROUPS = ("store",)
 """
 Groups of nested fields that the services which have them also read from `HEADWAY_<GROUP>_<FIELD>`.
 """
+FieldPath = tuple[str, ...]
+"""Names of nested fields, from the outermost one."""
+_PLACE = re.compile(r"`\$\.([\w.]+)")
+_UNKNOWN = re.compile(r"unknown field `([^`]+)`")
+"""Place and name of a field in msgspec's errors."""
 _BETWEEN_URLS = re.compile(r"\s*,\s*(?=\w+://)")
 DEFAULT_AMQP_URL = "amqp://guest:guest@127.0.0.1:5672/"
 
@@ -89,23 +95,49 @@ def load(
         SettingsError: A field is unknown, has the wrong type or is out of range; the message names
             the source.
     """
-    values: dict[str, Any] = {} if file is None else _read_file(file)
+    values = {} if file is None else _read_file(file)
+    return converted(
+        settings_type, service=service, environ=environ, values=values, overrides=overrides
+    )
+
+
+def converted(
+    settings_type: type[S],
+    *,
+    service: str,
+    environ: Mapping[str, str],
+    values: Mapping[str, Any],
+    overrides: Mapping[str, str] | None = None,
+) -> S:
+    """
+    Return the effective settings of the service as `load` does, with *values* for a file's content.
+
+    Raises:
+        SettingsError: As for `load`.
+    """
     prefix = f"HEADWAY_{service.upper()}_"
-    for field in SHARED_FIELDS:
-        if (text := environ.get(f"HEADWAY_{field.upper()}")) is not None:
-            values[field] = text
+    variables: dict[str, FieldPath] = {
+        f"HEADWAY_{field.upper()}": (field,)
+        for field in SHARED_FIELDS
+        if f"HEADWAY_{field.upper()}" in environ
+    }
     for group in SHARED_GROUPS:
         if group in settings_type.__struct_fields__:
-            _put_all(values, f"HEADWAY_{group.upper()}_", environ, below=(group,))
-    _put_all(values, prefix, environ)
+            variables |= _variables(f"HEADWAY_{group.upper()}_", environ, below=(group,))
+    variables |= _variables(prefix, environ)
+    given = deepcopy(dict(values))
+    for variable, path in variables.items():
+        _put(given, path, environ[variable])
+    flags: dict[str, FieldPath] = {}
     for key, text in (overrides or {}).items():
-        _put(values, key.split("."), text)
+        path = flags[f"--set {key}"] = tuple(key.split("."))
+        _put(given, path, text)
     try:
-        return msgspec.convert(values, settings_type, strict=False)
+        return msgspec.convert(given, settings_type, strict=False)
     except msgspec.ValidationError as error:
         raise SettingsError(
-            f"{error} (settings of {service}: file, {prefix}* and --set; "
-            f"`headway-{service} check-config` shows them all)"
+            f"{_with_source(error, variables | flags)} (settings of {service}: file, {prefix}* and "
+            f"--set; `headway-{service} check-config` shows them all)"
         ) from error
 
 
@@ -129,12 +161,14 @@ def load_group(
         SettingsError: A field is unknown, has the wrong type or is out of range.
     """
     values: dict[str, Any] = {}
-    _put_all(values, f"HEADWAY_{group.upper()}_", environ)
+    variables = _variables(f"HEADWAY_{group.upper()}_", environ)
+    for variable, path in variables.items():
+        _put(values, path, environ[variable])
     values |= overrides
     try:
         return msgspec.convert(values, settings_type, strict=False)
     except msgspec.ValidationError as error:
-        raise SettingsError(f"{error} (settings {group}.*)") from error
+        raise SettingsError(f"{_with_source(error, variables)} (settings {group}.*)") from error
 
 
 def masked(settings: msgspec.Struct) -> dict[str, Any]:
@@ -179,16 +213,30 @@ def _read_file(file: Path) -> dict[str, Any]:
         raise SettingsError(f"settings file {file}: {error}") from error
 
 
-def _put_all(
-    values: dict[str, Any], prefix: str, environ: Mapping[str, str], below: tuple[str, ...] = ()
-) -> None:
-    """Set the fields of all variables with the prefix, in the group *below*."""
-    for key, text in sorted(environ.items()):
-        if key.startswith(prefix):
-            _put(values, [*below, *key.removeprefix(prefix).lower().split("__")], text)
+def _variables(
+    prefix: str, environ: Mapping[str, str], below: FieldPath = ()
+) -> dict[str, FieldPath]:
+    """The variables with the prefix -> their fields, in the group *below*."""
+    return {
+        key: (*below, *key.removeprefix(prefix).lower().split("__"))
+        for key in sorted(environ)
+        if key.startswith(prefix)
+    }
 
 
-def _put(values: dict[str, Any], path: list[str], text: str) -> None:
+def _with_source(error: msgspec.ValidationError, sources: Mapping[str, FieldPath]) -> str:
+    """
+    The text of *error*, after the name of the variable or flag with the invalid value; it comes
+    from a file if none has it.
+    """
+    text = str(error)
+    names = (found[1] for pattern in (_PLACE, _UNKNOWN) if (found := pattern.search(text)))
+    place = f"{'.'.join(names)}."
+    given = [name for name, path in sources.items() if place.startswith(f"{'.'.join(path)}.")]
+    return f"{given[-1]}: {text}" if given else text
+
+
+def _put(values: dict[str, Any], path: Sequence[str], text: str) -> None:
     for name in path[:-1]:
         values = values.setdefault(name, {})
         if not isinstance(values, dict):

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 
@@ -146,6 +147,29 @@ async def test_a_ready_agent_has_its_warm_models(tmp_path: Path):
 async def test_invalid_settings_are_refused_at_once(tmp_path: Path):
     with pytest.raises(SettingsError, match=r"agent-a.*nonsense"):
         await EmbeddedMesh(spec(tmp_path, nonsense=1)).__aenter__()
+
+
+async def test_a_misspelt_variable_of_a_service_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HEADWAY_GATEWAY_PRT", "1")
+    mesh = EmbeddedMesh(spec(tmp_path))
+    with pytest.raises(SettingsError, match=r"^gateway: HEADWAY_GATEWAY_PRT: .*`prt`"):
+        await mesh.__aenter__()
+    assert not mesh.healths
+
+
+async def test_services_read_their_variables_as_processes_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HEADWAY_GATEWAY_CORS_ORIGINS", '["*"]')
+    monkeypatch.setenv("HEADWAY_AMQP_URL", "amqp://elsewhere/")
+    async with (
+        EmbeddedMesh(spec(tmp_path, initial_model=MODEL)) as mesh,
+        httpx.AsyncClient(base_url=mesh.spec.gateway_url) as client,
+    ):
+        found = await client.get("/v1/models", headers={"origin": "https://a.example"})
+    assert found.headers["access-control-allow-origin"] == "*"
 
 
 async def test_settings_that_a_service_refuses_are_named(tmp_path: Path):

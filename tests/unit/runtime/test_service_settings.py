@@ -1,5 +1,6 @@
 """Sources of settings, and values that are refused."""
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from services.agent.settings import Settings as AgentSettings
 from services.gateway.settings import Settings as GatewaySettings
 from services.planner.settings import Settings as PlannerSettings
 from shared.contracts.errors import SettingsError
-from shared.runtime.settings import ServiceSettings, load, load_group, masked, masked_url
+from shared.runtime.settings import ServiceSettings, converted, load, load_group, masked, masked_url
 from shared.store.settings import StoreSettings
 
 
@@ -133,9 +134,42 @@ def test_invalid_values_are_refused_by_name(overrides: dict[str, str], named: st
         planner(overrides=overrides)
 
 
-def test_an_unknown_variable_is_refused_by_name():
-    with pytest.raises(SettingsError, match="plan_perod_s"):
-        planner(environ={"HEADWAY_PLANNER_LEADER__PLAN_PEROD_S": "1"})
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("HEADWAY_PLANNER_LEADER__PLAN_PEROD_S", "1"),
+        ("HEADWAY_PLANNER_LEADER__PLAN_PERIOD_S", "soon"),
+        ("HEADWAY_PLANNER_ROLES", '["king"]'),
+        ("HEADWAY_PLANNER_LEADER", '{"plan_perod_s": 1}'),
+        ("HEADWAY_LOG_LEVEL", "loud"),
+        ("HEADWAY_STORE_LIMITS__MAX", "1"),
+    ],
+)
+def test_an_invalid_variable_is_refused_by_name(variable: str, value: str):
+    with pytest.raises(SettingsError, match=rf"^{variable}: .* \(settings of planner"):
+        planner(environ={variable: value, "HEADWAY_PLANNER_LEADER__SETTLE_S": "1"})
+
+
+def test_an_invalid_flag_is_named_instead_of_the_variable_that_it_overrides():
+    with pytest.raises(SettingsError, match=r"^--set leader\.settle_s: "):
+        planner(
+            environ={"HEADWAY_PLANNER_LEADER__SETTLE_S": "1"},
+            overrides={"leader.settle_s": "soon"},
+        )
+
+
+def test_values_of_the_caller_are_those_of_a_file_and_stay_as_they_are():
+    values = {"log_level": "debug", "leader": {"settle_s": 1.0, "plan_period_s": 1.0}}
+    given = deepcopy(values)
+    settings = converted(
+        PlannerSettings,
+        service="planner",
+        environ={"HEADWAY_LOG_LEVEL": "error", "HEADWAY_PLANNER_LEADER__SETTLE_S": "2"},
+        values=given,
+    )
+    leader = settings.leader
+    assert (settings.log_level, leader.settle_s, leader.plan_period_s) == ("error", 2.0, 1.0)
+    assert given == values
 
 
 def test_missing_required_fields_are_named():
