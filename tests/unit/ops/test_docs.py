@@ -20,7 +20,7 @@ DOCS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "ops/docs").r
 each = pytest.mark.parametrize("document", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
 MEASURED_PROFILES = ("engine.json", "h200-llama3-8b-torch")
 """Profiles that commands of the documents write."""
-NOT_FOR_PRODUCERS = {"duplicate_request", "internal"}
+NOT_FOR_PRODUCERS = {"duplicate_request"}
 """Error codes that AMQP producers never get."""
 
 
