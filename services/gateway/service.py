@@ -240,7 +240,9 @@ async def _serve(ports: Ports[Settings], gateway: Gateway, broker: Broker, acces
         followed(broker, instances),
         forecasts_heard(broker, gateway.fallbacks),
         limits_followed(broker, gateway.limits),
-        serve_http(application, host=settings.host, port=settings.port),
+        serve_http(
+            application, host=settings.host, port=settings.port, origins=settings.cors_origins
+        ),
         open_front(gateway, ports.health) as front,
         opened_responses(gateway, front.application) as responses,
     ):

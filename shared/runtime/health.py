@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import uvicorn
 from prometheus_client import CollectorRegistry, generate_latest
@@ -105,7 +106,9 @@ class QuietServer(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serve_http(app: object, *, host: str, port: int) -> AsyncIterator[None]:
+async def serve_http(
+    app: object, *, host: str, port: int, origins: Sequence[str] = ()
+) -> AsyncIterator[None]:
     """
     Context in which the ASGI *app* is served.
 
@@ -113,6 +116,7 @@ async def serve_http(app: object, *, host: str, port: int) -> AsyncIterator[None
         app: ASGI application.
         host: Address of this machine.
         port: Port.
+        origins: Origins whose pages may read what the server itself refuses; `*`: all.
 
     Raises:
         SettingsError: The address is not available; the message contains the reason.
@@ -122,7 +126,7 @@ async def serve_http(app: object, *, host: str, port: int) -> AsyncIterator[None
         app,  # type: ignore[arg-type]  # any ASGI app
         host=host,
         port=port,
-        http=BoundedHeads,
+        http=partial(BoundedHeads, origins=origins),  # type: ignore[arg-type]  # makes a protocol
         log_level="error",
         lifespan="off",
         access_log=False,

@@ -1,6 +1,7 @@
 """Limits on the heads of HTTP requests, which hold before any application or key is known."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,10 +47,15 @@ class BoundedHeads(HttpToolsProtocol):
     """
     One connection of a server. A head that is too large or too slow is refused, and the connection
     is closed; one on which nothing arrives is closed without an answer.
+
+    Args:
+        origins: Origins whose pages may read refusals; `*`: all. Other origins than `*` are named
+            if the header `Origin` came before the refusal.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, origins: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._origins = origins
         self._has_head = False
         """True between the end of a head and the begin of the next."""
         self._num_headers = self._num_bytes = 0
@@ -134,11 +140,20 @@ class BoundedHeads(HttpToolsProtocol):
         error = {"message": refusal.message, "type": "invalid_request_error", "param": None}
         body = msgspec.json.encode({"error": {**error, "code": refusal.code}})
         head = (
-            b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+            b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n"
             % len(body)
         )
-        self.transport.write(STATUS_LINE[refusal.status] + head + body)
+        self.transport.write(STATUS_LINE[refusal.status] + head + self._cors() + b"\r\n" + body)
         self.transport.close()
+
+    def _cors(self) -> bytes:
+        """Header lines with which browsers let pages of an allowed origin read the answer."""
+        if "*" in self._origins:
+            return b"access-control-allow-origin: *\r\n"
+        origin = next((value for name, value in self.headers or () if name == b"origin"), b"")
+        if origin.decode("latin-1") not in self._origins:
+            return b""
+        return b"access-control-allow-origin: %b\r\nvary: Origin\r\n" % origin
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -37,9 +37,9 @@ class Application:
 
 
 @asynccontextmanager
-async def served() -> AsyncIterator[tuple[Application, int]]:
+async def served(*origins: str) -> AsyncIterator[tuple[Application, int]]:
     application, port = Application(), free_port()
-    async with serve_http(application, host="127.0.0.1", port=port):
+    async with serve_http(application, host="127.0.0.1", port=port, origins=origins):
         yield application, port
 
 
@@ -128,3 +128,34 @@ async def test_a_slow_body_is_the_application_s_matter():
         writer.write(b"b")
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
         writer.close()
+
+
+PAGE = b"https://a.example"
+FROM_PAGE = GET + b"Origin: " + PAGE + b"\r\n"
+LARGE = b"x-a: " + b"a" * (MOST_HEAD_BYTES + 1) + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("origins", "parts", "named"),
+    [
+        (["*"], [GET + LARGE], b"*"),
+        (["*"], [b"G"], b"*"),
+        (["*"], [b"\r\n" * MOST_HEAD_BYTES], b"*"),
+        ([PAGE.decode()], [FROM_PAGE + LARGE], PAGE),
+        ([PAGE.decode()], [FROM_PAGE + b"accept"], PAGE),
+        ([PAGE.decode()], [b"\r\n" * MOST_HEAD_BYTES], None),
+        ([PAGE.decode()], [GET + LARGE], None),
+        (["https://b.example"], [FROM_PAGE + LARGE], None),
+        ([], [FROM_PAGE + LARGE], None),
+    ],
+)
+async def test_refusals_name_an_allowed_origin(
+    origins: list[str], parts: list[bytes], named: bytes | None
+):
+    async with served(*origins) as (_, port):
+        answer = await exchanged(port, *parts)
+    assert answer.startswith((b"HTTP/1.1 431 ", b"HTTP/1.1 408 "))
+    head = answer.partition(b"\r\n\r\n")[0]
+    found = [line for line in head.split(b"\r\n") if line.startswith(b"access-control")]
+    assert found == ([] if named is None else [b"access-control-allow-origin: " + named])
+    assert (b"vary: Origin" in head) == (named == PAGE)
