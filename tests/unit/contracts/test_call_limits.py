@@ -6,12 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-<<<<<<< HEAD
 from shared.api.calls import MOST_PARTS, call_fields, check_text, forwarded
-=======
-from shared.api.calls import MOST_PARTS, call_fields, forwarded
 from shared.api.digests import body_digest
->>>>>>> 95973479 (A byte order mark is ignored wherever text of users is read)
 from shared.contracts.checks import check_prompt
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import InferenceRequest
