@@ -4,7 +4,7 @@ import asyncio
 import os
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,6 +138,29 @@ class UpOptions:
         return self.engine or (VLLM if self.models else SIMULATED)
 
 
+_SERVICES = ("", "GATEWAY_", "PLANNER_", "ESTIMATOR_", "AGENT_")
+
+
+def drop_replaced(options: UpOptions, environ: MutableMapping[str, str]) -> None:
+    """
+    Remove the variables that given options replace: services of the mesh read variables too, and
+    prefer them to what `up` sets.
+    """
+    has_registry = options.registry is not None or bool(options.models)
+    replaced = {
+        "REGISTRY": has_registry,
+        "TENANTS": options.tenants is not None,
+        "AMQP_URL": options.broker is not None,
+        "PORT": True,
+        "KEYS_FILE": options.keys is not None,
+        "STORE_DATA_DIR": options.data_dir is not None,
+    }
+    for field, is_given in replaced.items():
+        if is_given:
+            for service in _SERVICES:
+                environ.pop(f"HEADWAY_{service}{field}", None)
+
+
 async def up(*, options: UpOptions = UpOptions(), amqp_url: AmqpUrl = DEFAULT_AMQP_URL) -> int:
     """Run a whole mesh on this machine until Ctrl-C."""
     broker = amqp_url if options.broker is None else options.broker
@@ -154,6 +177,7 @@ async def up(*, options: UpOptions = UpOptions(), amqp_url: AmqpUrl = DEFAULT_AM
     # An application of vLLM would promise more than a simulated engine has.
     front = "light" if options.front == "auto" and is_simulated else options.front
     token = secrets.token_urlsafe(24)
+    drop_replaced(options, os.environ)
     spec = MeshSpec(
         broker=broker,
         registry=registry,
