@@ -12,6 +12,11 @@ class EventSplitter:
         *events, self._rest = (self._rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
         return [event for event in events if event.strip()]
 
+    @property
+    def rest(self) -> bytes:
+        """The begin of an event that is not complete yet."""
+        return self._rest
+
 
 def data_of(event: bytes) -> bytes:
     """Data of an event; empty if it has none, e.g. because it keeps the connection alive."""

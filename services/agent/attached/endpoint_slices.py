@@ -17,6 +17,7 @@ import structlog
 from services.agent.backends.settings import RemoteSettings
 from shared.contracts.base import Seconds
 from shared.contracts.errors import EngineError, SettingsError
+from shared.runtime.http.failures import failure_reason
 
 log = structlog.get_logger()
 SCHEME = "kubernetes"
@@ -217,7 +218,9 @@ class EndpointSlices:
             async with self._get({}, limit) as response:
                 body = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise EngineError(f"the API of Kubernetes does not answer: {error}") from error
+            raise EngineError(
+                f"the API of Kubernetes does not answer: {failure_reason(error)}"
+            ) from error
         if response.status != OK:
             text = body[:300].decode(errors="replace")
             raise EngineError(f"the API of Kubernetes answers {response.status}: {text}")
@@ -235,7 +238,7 @@ class EndpointSlices:
                     await self._list()
                 await self._changes()
             except (EngineError, aiohttp.ClientError, TimeoutError, OSError) as error:
-                log.warning("endpoints.unknown", error=str(error) or type(error).__name__)
+                log.warning("endpoints.unknown", error=failure_reason(error))
             except msgspec.DecodeError as error:
                 log.warning("endpoints.unreadable", error=str(error))
                 self._version = ""

@@ -19,6 +19,7 @@ from yarl import URL
 
 from shared.contracts.base import Seconds, UnixTime
 from shared.contracts.errors import MeshError
+from shared.runtime.http.failures import failure_reason
 from shared.store.objects.webhooks import DELIVERED
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -178,7 +179,7 @@ class Sender:
         except PrivateAddressError as error:
             return Answer(outcome=str(error))
         except LOST as error:
-            return Answer(outcome=f"{type(error).__name__}: {error}"[:500])
+            return Answer(outcome=f"{type(error).__name__}: {failure_reason(error)}"[:500])
 
     def _check_literal(self, url: str) -> None:
         """Check a URL with an address, which no resolver sees."""

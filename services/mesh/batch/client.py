@@ -10,6 +10,7 @@ import aiohttp
 import msgspec
 
 from shared.contracts.errors import ContractError, MeshError
+from shared.runtime.http.failures import failure_reason
 
 BLOCK_BYTES = 2**18
 TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=120.0)
@@ -123,7 +124,7 @@ class BatchClient:
                     raise _refusal(answer.status, await answer.read())
                 yield answer
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise GatewayError(f"no answer from {self._url}: {error or 'timeout'}") from error
+            raise GatewayError(f"no answer from {self._url}: {failure_reason(error)}") from error
 
 
 @asynccontextmanager

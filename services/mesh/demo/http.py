@@ -11,6 +11,7 @@ import msgspec
 from services.mesh.demo.classes import Asked, DemoClass, PromptForm
 from shared.contracts.base import Seconds
 from shared.contracts.errors import MeshError, SettingsError
+from shared.runtime.http.failures import failure_reason
 
 _OK = 200
 _RETRY_S = 0.5
@@ -77,7 +78,7 @@ class Gateway:
             try:
                 return await self._listed()
             except (aiohttp.ClientError, NotServedError, TimeoutError) as error:
-                reason = str(error) or "timeout"
+                reason = failure_reason(error)
             await asyncio.sleep(_RETRY_S)
         raise SettingsError(
             f"the gateway has not answered within {within_s:g} s ({reason}); start the mesh with "

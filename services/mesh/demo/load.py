@@ -13,6 +13,7 @@ from shared.client.client import Client
 from shared.client.errors import RequestError
 from shared.contracts.base import Seconds
 from shared.contracts.errors import MeshError, SettingsError
+from shared.runtime.http.failures import failure_reason
 
 PATIENCE_S: Seconds = 45.0
 """Time after the load within which the answers must be whole."""
@@ -41,7 +42,7 @@ async def usable_models(
                 async with asyncio.timeout(within_s):
                     first = await gateway.ask(CLASSES[0], name, QUESTIONS[0], form)
             except (NotServedError, aiohttp.ClientError, TimeoutError) as error:
-                reason = f"{name}: {error or type(error).__name__}"
+                reason = f"{name}: {failure_reason(error)}"
                 continue
             found[name] = form
             say(f"{name} answers: first token after {first.first_s or 0:.2f} s")
@@ -77,7 +78,7 @@ async def run_load(
                     else:
                         done = await _over_amqp(client, demo_class, model, prompt, models[model])
             except (MeshError, RequestError, aiohttp.ClientError, TimeoutError) as error:
-                text = str(error) or "no answer in time"
+                text = failure_reason(error)
                 done = Asked(name=demo_class.name, model=model, prompt=prompt, error=text)
                 await asyncio.sleep(_FAILED_PAUSE_S)
             asked.append(done)

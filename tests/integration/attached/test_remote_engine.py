@@ -245,6 +245,23 @@ async def test_refused_request_ends_alone(status: int, kind: type[Exception]) ->
         assert engine.alive
 
 
+@pytest.mark.parametrize("streams", [True, False])
+async def test_error_with_status_200_ends_the_answer_with_its_message(*, streams: bool) -> None:
+    server = OpenAiServer(refuse=(200, {"error": {"message": "backend exploded", "code": 500}}))
+    async with attached(server) as engine:
+        with pytest.raises(ContractError, match="the server failed: backend exploded") as failed:
+            await outputs_of(engine, body_request(streams=streams))
+
+    assert failed.value.status == 502
+
+
+async def test_error_instead_of_a_stream_of_tokens_has_its_message() -> None:
+    server = OpenAiServer(refuse=(200, {"error": "backend exploded"}))
+    async with attached(server, TOKENS) as engine:
+        with pytest.raises(ContractError, match="the server failed: backend exploded"):
+            await outputs_of(engine, tokens_request())
+
+
 async def test_broken_connection_to_a_living_server_ends_one_run() -> None:
     server = OpenAiServer()
     async with attached(server, TOKENS) as engine:

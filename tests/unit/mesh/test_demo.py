@@ -213,7 +213,7 @@ async def listed_otherwise(_: Request) -> Response:
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason"), [(listed_never, "timeout"), (listed_otherwise, "cannot be read")]
+    ("answer", "reason"), [(listed_never, "no answer in time"), (listed_otherwise, "cannot be read")]
 )
 async def test_a_server_that_lists_no_models_is_named_with_the_reason(
     answer: Callable[[Request], Awaitable[Response]],

@@ -36,6 +36,7 @@ from shared.contracts.errors import (
 )
 from shared.contracts.models import ModelEntry
 from shared.contracts.telemetry import ActivationPath, Capability, EngineIteration
+from shared.runtime.http.failures import failure_reason
 from solver.scheduling.concurrency import ConcurrencyLimit, FleetLimits
 from solver.scheduling.server_priority import server_priority
 
@@ -326,7 +327,7 @@ class RemoteEngine(AnsweringBackend):
             async for outputs in run.outputs(self._server):
                 self._received(name, outputs)
         except LOST as error:
-            await self._lost(name, str(error) or type(error).__name__)
+            await self._lost(name, failure_reason(error))
         except MeshError as error:
             self._report([RunEnded(name, error)])
         except Exception as error:  # a bug or a surprising answer ends this run alone

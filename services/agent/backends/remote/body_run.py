@@ -15,7 +15,8 @@ from services.agent.backends.remote.deltas import (
 )
 from services.agent.backends.remote.responses import response_of
 from services.agent.backends.remote.server import OK, Server
-from shared.api.sse import EventSplitter, data_of
+from services.agent.backends.remote.stream import events_of
+from shared.api.sse import data_of
 from shared.contracts.errors import ConnectionBrokenError, ContractError
 from shared.contracts.requests import UNKNOWN_TOKEN, FinishReason, Progress, StepDetails
 
@@ -99,9 +100,8 @@ class BodyRun:
                 return
             if text := self._text_of_earlier_runs():
                 yield [EngineOutput(token_ids=(), text=text, child=0)]
-            splitter = EventSplitter()
-            async for data in response.content.iter_any():
-                taken = [self._taken(event) for event in splitter.push(data)]
+            async for events in events_of(response):
+                taken = [self._taken(event) for event in events]
                 if outputs := [output for output in taken if output is not None]:
                     yield outputs
         yield self._ended()

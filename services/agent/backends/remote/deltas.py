@@ -172,10 +172,10 @@ def _of_responses(data: bytes) -> Delta:
 
 def _of_messages(data: bytes) -> Delta:
     event = _decode_event.decode(data)
+    if event.error != _NONE or event.type == "error":
+        raise refusal(500, data)
     usage = event.usage or _NO_USAGE
     match event.type:
-        case "error":
-            raise refusal(500, data)
         case "message":
             return Delta(finish_reason=_reason(event.stop_reason or "stop"), lengths=usage.lengths)
         case "message_start":
@@ -209,6 +209,7 @@ def read(endpoint: str, data: bytes) -> Delta:
         MeshError: The data are an error, or no JSON of this endpoint.
     """
     if endpoint not in READERS:
+        check_no_error(data)
         return Delta(finish_reason=FinishReason.STOP)  # it generates nothing
     try:
         return READERS[endpoint](data)
@@ -216,6 +217,30 @@ def read(endpoint: str, data: bytes) -> Delta:
         raise ContractError(
             f"the server's answer cannot be read: {error}", code="server_error", status=502
         ) from error
+
+
+class _WithError(Struct, frozen=True):
+    error: Raw = _NONE
+
+
+_decode_error = msgspec.json.Decoder(_WithError)
+
+
+def check_no_error(text: bytes) -> None:
+    """
+    Check a part of a server's answer that need not be an event of a stream, nor JSON.
+
+    Raises:
+        MeshError: It is an error.
+    """
+    if not text.lstrip().startswith(b"{"):
+        return
+    try:
+        found = _decode_error.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return
+    if found.error != _NONE:
+        raise refusal(500, text)
 
 
 def refusal(status: int, body: bytes) -> MeshError:

@@ -14,6 +14,7 @@ import msgspec
 from services.agent.backends.settings import RemoteSettings
 from shared.contracts.base import Seconds
 from shared.contracts.errors import EngineError, SettingsError
+from shared.runtime.http.failures import failure_reason
 
 OK = 200
 COMPLETIONS = "/v1/completions"
@@ -221,8 +222,9 @@ class Server:
             ) as response:
                 return response.status, await response.read()
         except LOST as error:
-            reason = str(error) or type(error).__name__
-            raise EngineError(f"{self.url} does not answer: {reason}", engine_dead=True) from error
+            raise EngineError(
+                f"{self.url} does not answer: {failure_reason(error)}", engine_dead=True
+            ) from error
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:

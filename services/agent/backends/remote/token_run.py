@@ -8,7 +8,8 @@ import msgspec
 from services.agent.backends.base import EngineOutput, EngineRequest
 from services.agent.backends.remote.deltas import DONE, Delta, read, refusal
 from services.agent.backends.remote.server import COMPLETIONS, OK, Server
-from shared.api.sse import EventSplitter, data_of
+from services.agent.backends.remote.stream import events_of
+from shared.api.sse import data_of
 from shared.contracts.errors import ContractError, EngineError
 from shared.contracts.requests import FinishReason, Sampling, Tokens
 
@@ -51,9 +52,8 @@ class TokenRun:
         async with server.posted(COMPLETIONS, msgspec.json.encode(self._body)) as response:
             if response.status != OK:
                 raise refusal(response.status, await response.read())
-            splitter = EventSplitter()
-            async for data in response.content.iter_any():
-                tokens = tuple(t for event in splitter.push(data) for t in self._taken(event))
+            async for events in events_of(response):
+                tokens = tuple(t for event in events for t in self._taken(event))
                 if tokens:
                     yield [EngineOutput(token_ids=tokens)]
         if self._finish is None:

@@ -123,6 +123,8 @@ def test_events_are_read_by_their_endpoint(endpoint: str, content: Any, delta: D
         (CHAT, {"error": {"message": "out of memory"}}),
         (RESPONSES, {"type": "response.failed", "response": {}, "error": {"message": "no"}}),
         (MESSAGES, {"type": "error", "error": {"message": "no"}}),
+        (MESSAGES, {"error": {"message": "no", "type": "server_error", "code": 500}}),
+        ("/v1/embeddings", {"error": {"message": "no"}}),
     ],
 )
 def test_event_of_an_error_ends_the_answer(endpoint: str, content: Any) -> None:

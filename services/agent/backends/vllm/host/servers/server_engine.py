@@ -14,6 +14,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 
 from services.agent.backends.remote.deltas import refusal
 from services.agent.backends.remote.server import LOST, OK, Server
+from services.agent.backends.remote.stream import events_of
 from services.agent.backends.vllm.host.answer_end import AnswerEnd
 from services.agent.backends.vllm.host.core_requests import CoreRequests
 from services.agent.backends.vllm.host.engine import Receiver
@@ -24,8 +25,9 @@ from services.agent.backends.vllm.host.servers.token_apis import (
     data_is_end,
 )
 from services.agent.backends.vllm.shared.wire import Attach, Submit
-from shared.api.sse import EventSplitter, data_of
+from shared.api.sse import data_of
 from shared.contracts.errors import EngineError, NotActiveError
+from shared.runtime.http.failures import failure_reason
 
 log = structlog.get_logger()
 _KNOWN = "headway_known_tokens"
@@ -121,8 +123,7 @@ class ServerEngine:
                 if receiver.on_output(output) or output.finished:
                     return
         except LOST as error:
-            reason = str(error) or type(error).__name__
-            receiver.on_error(NotActiveError(f"the connection broke: {reason}"))
+            receiver.on_error(NotActiveError(f"the connection broke: {failure_reason(error)}"))
         except Exception as error:  # noqa: BLE001 - the receiver gets the reason
             receiver.on_error(error)
 
@@ -141,9 +142,8 @@ class ServerEngine:
         async with self._server.posted(self._api.path, self._body(request)) as response:
             if response.status != OK:
                 raise refusal(response.status, await response.read())
-            splitter = EventSplitter()
-            async for data in response.content.iter_any():
-                for event in splitter.push(data):
+            async for events in events_of(response):
+                for event in events:
                     output = self._output(request, data_of(event))
                     if output is None:
                         continue
