@@ -26,6 +26,11 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 LOST = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
 """Failures of one attempt; a ValueError is an invalid URL or header."""
 SUCCESS = range(200, 300)
+_ASSIGNED = ipaddress.IPv6Network("2000::/3")
+_DOCUMENTATION = ipaddress.IPv6Network("3fff::/20")
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_ISATAP = (0x00005EFE, 0x02005EFE)
+"""Upper half of the interface ids of ISATAP (RFC 5214); the lower half is an IPv4 address."""
 GONE = 410
 """Status with which a receiver says that it wants no more events."""
 
@@ -49,21 +54,25 @@ def is_public(address: Address) -> bool:
     """
     True if *address* is one of the public internet.
 
-    IPv4 addresses inside of IPv6 addresses (mapped, 6to4, Teredo, NAT64) count as what they lead
-    to.
+    IPv4 addresses inside of IPv6 addresses (mapped, 6to4, NAT64, ISATAP) count as what they lead
+    to; other IPv6 addresses are public only among those that are assigned to the internet, which
+    leaves out IPv4-compatible ones (`::127.0.0.1`), Teredo, and NAT64 inside of one network.
     """
     if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour or _translated(address)
+        inner = address.ipv4_mapped or address.sixtofour or _inner(address)
         if inner is not None:
             return is_public(inner)
-        if address.teredo is not None or address.is_site_local:
+        if address.teredo is not None or address not in _ASSIGNED or address in _DOCUMENTATION:
             return False
     return address.is_global and not address.is_multicast
 
 
-def _translated(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    if address in ipaddress.ip_network("64:ff9b::/96"):
-        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+def _inner(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """The IPv4 address to which NAT64 or ISATAP lead."""
+    number = int(address)
+    is_isatap = (number >> 32) & 0xFFFFFFFF in _ISATAP
+    if is_isatap or address in _NAT64:
+        return ipaddress.IPv4Address(number & 0xFFFFFFFF)
     return None
 
 
