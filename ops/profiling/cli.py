@@ -12,7 +12,6 @@ from ops.profiling.output import OutputOptions, Report, Subject, progress, repor
 from ops.profiling.profiler import Profiler
 from services.agent.backends.registry import BACKENDS, create_backend
 from services.agent.backends.settings import EngineSettings, SimulatedSettings, VllmSettings
-from services.mesh.verbs.options import File, Folder
 from shared.contracts.base import ModelName
 from shared.contracts.errors import SettingsError
 from shared.contracts.models import ModelEntry
@@ -20,7 +19,7 @@ from shared.models.registry import ModelRegistry
 from shared.models.tiny import make_tiny_models
 from shared.runtime.clock import SystemClock
 from shared.runtime.lifecycle import EXIT_OK
-from shared.runtime.options import Name, whole
+from shared.runtime.options import File, Folder, Name, whole
 from shared.runtime.program import verb
 
 _NOTES = """\

@@ -8,7 +8,6 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from ops.profiling.model_shape import ModelShape
-from ops.profiling.option_values import Integer
 from ops.profiling.output import OutputOptions, Report, Subject, progress, report_of
 from ops.profiling.shape_config import read_shape
 from ops.profiling.shape_grid import ShapeGrid
@@ -16,7 +15,7 @@ from shared.contracts.base import ModelName
 from shared.contracts.errors import SettingsError
 from shared.runtime.clock import SystemClock
 from shared.runtime.lifecycle import EXIT_OK
-from shared.runtime.options import Name, SecondsOption
+from shared.runtime.options import File, IntegerOption, Name, SecondsOption
 
 ENGINE = "torch"
 """Engine name in profiles of model shapes."""
@@ -42,7 +41,7 @@ class ShapeOptions:
         float, Parameter(validator=Number(gt=0, lte=1), metavar="SHARE")
     ] = 0.9
     """Share of the device's free memory for weights and KV, 0..1, as in vLLM."""
-    seed: Integer = 0
+    seed: IntegerOption = 0
     """Seed of the weights and tokens."""
 
 
@@ -51,7 +50,7 @@ _OPTIONS, _GRID, _OUTPUT = ShapeOptions(), ShapeGrid(), OutputOptions()
 
 def profile_shape(
     config: Annotated[
-        Path,
+        File,
         Parameter(
             help="config.json of Hugging Face, or a folder with one; dense layers as in Llama."
         ),

@@ -5,9 +5,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from ops.profiling.option_values import Integer, integers
+from ops.profiling.option_values import integers
 from shared.contracts.base import Seconds
 from shared.contracts.errors import SettingsError
+from shared.runtime.options import IntegerOption
 from solver.prediction.latency.iteration_fit import IterationWork
 
 _LEAST_REPEATS = 2
@@ -30,7 +31,7 @@ class Grid:
     """
     Numbers of decoding requests beside a chunk; decodes and prompts alone are always measured.
     """
-    repeats: Integer = 3
+    repeats: IntegerOption = 3
     """Repeats of the whole grid, at least 2; the last one is used to measure the error."""
 
     def __post_init__(self) -> None:

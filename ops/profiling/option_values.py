@@ -1,12 +1,8 @@
 """Types of the options of `headway profile`."""
 
-from typing import Annotated
-
 from cyclopts import Parameter
 
-from shared.runtime.options import read_by, whole
-
-Integer = Annotated[int, whole()]
+from shared.runtime.options import read_by
 
 
 def integers(*, least: int) -> Parameter:

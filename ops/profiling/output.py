@@ -11,11 +11,11 @@ from cyclopts import Parameter
 from ops.profiling import picture as profile_picture
 from ops.profiling.fit import Cell, cells_of, errors_of, fitted
 from ops.profiling.grid import Sample
-from services.mesh.verbs.options import File
 from shared.contracts.base import ModelName, UnixTime, encode
 from shared.contracts.errors import EngineError, SettingsError
 from shared.contracts.estimates import Profile
 from shared.runtime.cli import print_data
+from shared.runtime.options import File
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,9 +8,10 @@ from cyclopts import Parameter
 
 from ops.profiling.grid import Grid, Sample
 from ops.profiling.model_shape import ModelShape
-from ops.profiling.option_values import Integer, integers
+from ops.profiling.option_values import integers
 from shared.contracts.base import Seconds
 from shared.contracts.errors import SettingsError
+from shared.runtime.options import IntegerOption
 from solver.prediction.latency.iteration_fit import IterationWork
 
 
@@ -83,7 +84,7 @@ class ShapeGrid:
     grid: Grid = field(default_factory=Grid)
     prefill_contexts: Annotated[tuple[int, ...], integers(least=0)] = (0, 1024, 4096, 16384)
     """Tokens of a prompt that were computed before a chunk of it."""
-    passes: Integer = 3
+    passes: IntegerOption = 3
     """Timed runs of each iteration in each repeat; their median is used."""
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from ops.sim.traces import checked_trace
 from ops.sim.workload import CLASSES, TrafficClass
 from shared.contracts.errors import SettingsError
 from shared.contracts.lanes import LaneLayout
-from shared.runtime.options import Positive, read_by, whole
+from shared.runtime.options import File, Positive, read_by, whole
 from solver.scheduling.pull_room import DEFAULT_BOUNDS, PullBounds
 
 _MAX_REQUESTS = 10**7
@@ -36,7 +36,7 @@ _Share = Annotated[float, Parameter(validator=Number(gte=0, lte=1), metavar="SHA
 class SimulateOptions:
     """Options of `simulate`; times are in seconds unless an option says hours."""
 
-    trace: Annotated[Path | None, _LOAD, Parameter(metavar="CSV")] = None
+    trace: Annotated[File | None, _LOAD, Parameter(metavar="CSV")] = None
     """Trace in Azure's format, from which lengths are taken."""
     match: Annotated[str | None, _LOAD, Parameter(choices=sorted(TARGETS))] = None
     """Map the trace's lengths to the percentiles of this mix."""

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from services.agent.backends.settings import EngineSettings
+from shared.contracts.base import NonEmpty
 from shared.runtime.settings import ServiceSettings
 from solver.scheduling.pull_room import DEFAULT_BOUNDS, PullBounds
 
@@ -103,7 +104,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     `consumer_timeout`, whose default is 30 minutes. The agent publishes requests that it holds for
     longer again, with their progress, after a quarter to a half of this time.
     """
-    record: str | None = None
+    record: NonEmpty | None = None
     """
     File to which the agent appends every event of its instance, for `headway-agent replay`. The
     file has the prompts and grows without limit.

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
 from msgspec.structs import replace
 
 from services.estimator.cli_trees import in_force, trees_directory
@@ -20,7 +19,7 @@ from shared.contracts.errors import MeshError, TooFewSamplesError
 from shared.runtime.cli import print_data
 from shared.runtime.clock import SystemClock
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
-from shared.runtime.options import LOADED, AsJson, Name
+from shared.runtime.options import LOADED, AsJson, Folder, Name
 
 NO_SAMPLES = (
     "samples come from routed requests (grouper.routing) while an estimator runs with this "
@@ -32,7 +31,7 @@ FILTERS = ("model", "engine", "device")
 async def fit(
     *,
     settings: Annotated[Settings, LOADED],
-    samples: Annotated[Path | None, Parameter(metavar="DIR")] = None,
+    samples: Folder | None = None,
     model: Name | None = None,
     engine: Name | None = None,
     device: Name | None = None,

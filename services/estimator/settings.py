@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from services.estimator.stories.shelf import ShelfSettings
+from shared.contracts.base import NonEmpty
 from shared.runtime.settings import ServiceSettings
 from solver.prediction.alarms.alarm import AlarmOptions
 
@@ -64,12 +65,12 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """
     alarms: AlarmSettings = AlarmSettings()
     trees: TreesSettings = TreesSettings()
-    profile_dir: str | None = None
+    profile_dir: NonEmpty | None = None
     """
     Directory of profiles, samples of prefill times and trees, kept across restarts. None: profiles
     are learnt again after a restart, samples are dropped, and there are no trees.
     """
-    usage_dir: str | None = None
+    usage_dir: NonEmpty | None = None
     """
     Directory of the usage of tenants. Of several estimators, one at a time counts, which all must
     have the same directory. None: usage is counted in memory, until the process ends.

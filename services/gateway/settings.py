@@ -8,6 +8,7 @@ from msgspec import Meta
 from services.gateway.batches.settings import BatchSettings
 from services.gateway.webhooks.settings import WebhookSettings
 from shared.api.images import ImageLimits
+from shared.contracts.base import NonEmpty
 from shared.contracts.checks import IngressLimits
 from shared.contracts.qos import Slo
 from shared.runtime.settings import ServiceSettings
@@ -54,7 +55,7 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     Secret of the link `/console?token=…`, which opens the console without a key, once after each
     start of the gateway. Without a token, only keys open the console.
     """
-    keys_file: str | None = None
+    keys_file: NonEmpty | None = None
     """
     File of API keys that `headway keys` writes, or `store:`; changes take effect within a second.
     """

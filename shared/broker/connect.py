@@ -2,9 +2,9 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from urllib.parse import urlsplit
 
 from shared.broker.amqp.broker import AmqpBroker
+from shared.broker.amqp.nodes import Nodes, parts_of
 from shared.broker.memory.broker import MemoryBroker
 from shared.broker.memory.hub import MemoryHub
 from shared.broker.protocol import Broker
@@ -28,20 +28,42 @@ async def open_broker(
         SettingsError: The scheme is unknown, the login is refused, or `memory://` has no hub.
         BrokerUnavailableError: The broker does not answer.
     """
-    scheme = urlsplit(url).scheme
+    scheme = scheme_of(url)
     broker: AmqpBroker | MemoryBroker
     if scheme in ("amqp", "amqps") and hub is None:
         broker = AmqpBroker(url, client_name=client_name)
     elif scheme == "memory" and hub is not None:
         broker = MemoryBroker(hub, client_name=client_name)
-    elif scheme == "memory":
+    else:
         raise SettingsError(
             "broker URL memory:// works only inside one process (the `headway` command); "
             "use amqp://user:password@host:5672/ between processes"
         )
-    else:
+    async with broker:
+        yield broker
+
+
+def check_broker_url(url: str) -> None:
+    """
+    Check a broker's URL without connecting.
+
+    Raises:
+        SettingsError: It is empty or cannot be read, or its scheme is unknown.
+    """
+    if scheme_of(url) != "memory":
+        Nodes(url)
+
+
+def scheme_of(url: str) -> str:
+    """
+    The scheme of a broker's URL.
+
+    Raises:
+        SettingsError: The URL is empty or cannot be read, or its scheme is unknown.
+    """
+    scheme = parts_of(url).scheme
+    if scheme not in ("amqp", "amqps", "memory"):
         raise SettingsError(
             f"broker URL must begin with amqp://, amqps:// or memory://, not {scheme!r}"
         )
-    async with broker:
-        yield broker
+    return scheme

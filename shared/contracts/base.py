@@ -3,7 +3,7 @@
 import re
 from codecs import BOM_UTF8
 from difflib import get_close_matches
-from typing import Any, Generic, NewType, TypeVar
+from typing import Annotated, Any, Generic, NewType, TypeVar
 
 import msgspec
 
@@ -15,6 +15,8 @@ InstanceId = NewType("InstanceId", str)
 TenantId = NewType("TenantId", str)
 ModelName = NewType("ModelName", str)
 """Name of a base model, the unit of residency on an engine."""
+
+NonEmpty = Annotated[str, msgspec.Meta(min_length=1)]
 
 Seconds = float
 UnixTime = float

@@ -15,14 +15,14 @@ import msgspec
 from cyclopts import Group, Parameter
 
 from shared.broker import topology
-from shared.broker.connect import open_broker
+from shared.broker.connect import check_broker_url, open_broker
 from shared.broker.protocol import BrokerFactory
 from shared.contracts.errors import SettingsError
 from shared.runtime.clock import Clock, SystemClock
 from shared.runtime.health import Health, serve_health
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK, run_service
 from shared.runtime.logging import configure_logging
-from shared.runtime.options import LOADED, AsJson
+from shared.runtime.options import LOADED, AsJson, File
 from shared.runtime.program import Program, call, commands
 from shared.runtime.settings import ServiceSettings, load, masked
 from shared.tracing.opening import opened_tracer
@@ -114,7 +114,7 @@ class ServiceCli(Program, Generic[S]):
     def _launch(
         self,
         *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
-        config: Annotated[Path | None, _SHARED, Parameter(metavar="FILE")] = None,
+        config: Annotated[File | None, _SHARED] = None,
         assignments: Annotated[
             tuple[str, ...], _SHARED, Parameter(name="--set", metavar="FIELD=VALUE")
         ] = (),
@@ -152,6 +152,7 @@ class ServiceCli(Program, Generic[S]):
             overrides=overrides,
         )
         if function is not _health:
+            check_broker_url(settings.amqp_url)
             self.parts().check(settings)
         return settings
 

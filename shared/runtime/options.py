@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from cyclopts import CoercionError, Parameter, Token
+from cyclopts import CoercionError, CycloptsError, Parameter, Token
 
 T = TypeVar("T")
 
@@ -21,11 +22,14 @@ def read_by(read: Callable[[str], T], **options: Any) -> Parameter:
 
     Args:
         read: Raises ValueError if the text does not fit; the message of the option has its text.
+            An empty text is refused before.
         options: Further properties of the option.
     """
 
     def convert(_type: Any, tokens: Sequence[Token]) -> T:
         token = tokens[-1]
+        if not token.value.strip():
+            raise CycloptsError(msg=f"{token.keyword or 'an argument'} is empty")
         try:
             return read(token.value)
         except ValueError as error:
@@ -71,11 +75,16 @@ def _number(text: str) -> float:
     return value
 
 
+IntegerOption = Annotated[int, whole()]
+"""Integer; unlike cyclopts' own, a number with a point is refused and not rounded."""
 NumberOption = Annotated[float, read_by(_number, metavar="NUMBER")]
 """Finite number."""
 SecondsOption = Annotated[float, read_by(_seconds, metavar="SECONDS")]
 """Finite duration in seconds that is not negative."""
 Positive = Annotated[int, whole(least=1)]
 """Integer of at least 1."""
-Port = Annotated[int, whole(least=1, most=65535)]
+LAST_PORT = 65535
+Port = Annotated[int, whole(least=1, most=LAST_PORT)]
+File = Annotated[Path, read_by(Path, metavar="FILE")]
+Folder = Annotated[Path, read_by(Path, metavar="DIR")]
 Name = Annotated[str, Parameter(metavar="NAME")]

@@ -6,6 +6,7 @@ import socket
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 from sqlalchemy.engine import URL, make_url
@@ -81,6 +82,10 @@ def location_of(settings: StoreSettings) -> Location | None:
             "store.files or store.data_dir must be set with store.url: the place of file bodies"
         )
     files = settings.files or f"file://{data_dir}/files"
+    try:
+        urlsplit(files)
+    except ValueError as error:
+        raise SettingsError(f"store.files is not a URL: {error}") from error
     if url.drivername != SQLITE:
         return Location(url, files, None)
     file = Path(url.database or "").absolute()
@@ -99,7 +104,7 @@ def database_url(text: str) -> URL:
     """
     try:
         url = make_url(text)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # the second: a port that is not a number
         raise SettingsError(
             "store.url is not a URL of a database: use postgresql://user:password@host/name or "
             "sqlite:///path/to/store.db"

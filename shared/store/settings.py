@@ -5,6 +5,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from shared.contracts.base import NonEmpty
+
 PositiveS = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=0)]
 DAY_S = 86400.0
@@ -34,14 +36,14 @@ class FileLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Location and limits of the store; without `data_dir` and `url` the process has no store."""
 
-    data_dir: str | None = None
+    data_dir: NonEmpty | None = None
     """Directory of the default database and of file bodies."""
-    url: str | None = None
+    url: NonEmpty | None = None
     """
     Database: `postgresql://user:password@host/name`, or `sqlite:///path/store.db` on one host.
     Default: `store.db` in `data_dir`.
     """
-    files: str | None = None
+    files: NonEmpty | None = None
     """
     Place of file bodies: any fsspec URL, e.g. `s3://bucket/headway`. Gateways on several hosts need
     a place that all of them reach. Default: `files` in `data_dir`.

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from importlib import import_module
 from typing import Any
+from urllib.parse import urlsplit
 
 import structlog
 
@@ -41,13 +42,14 @@ async def opened_tracer(service: str, environ: Mapping[str, str]) -> AsyncIterat
         environ: Environment of this process, which the exporter reads also.
 
     Raises:
-        SettingsError: A variable has an unknown value, or the packages of the extra `otel` are not
-            installed.
+        SettingsError: A variable has an unknown or unreadable value, or the packages of the extra
+            `otel` are not installed.
     """
     if service not in SERVICES or not exports_traces(environ):
         yield None
         return
     check_sampler(environ)
+    check_endpoints(environ)
     protocol = next((value for each in PROTOCOLS if (value := environ.get(each))), "http/protobuf")
     tracer = _otel_tracer(f"headway-{service}", protocol)
     log.info("traces.exported", protocol=protocol)
@@ -91,6 +93,20 @@ def check_sampler(environ: Mapping[str, str]) -> None:
         is_valid = False
     if not is_valid:
         raise SettingsError(f"{RATIO}={ratio!r}: {sampler} needs a number from 0 to 1")
+
+
+def check_endpoints(environ: Mapping[str, str]) -> None:
+    """
+    Check the addresses in *environ*, to which the SDK would fail to send each time.
+
+    Raises:
+        SettingsError: One cannot be read.
+    """
+    for name in ENDPOINTS:
+        try:
+            urlsplit(environ.get(name, "")).port  # noqa: B018 - raises for an invalid port
+        except ValueError as error:
+            raise SettingsError(f"{name} is not a URL: {error}") from error
 
 
 def _otel_tracer(service: str, protocol: str) -> Any:

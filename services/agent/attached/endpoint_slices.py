@@ -90,9 +90,12 @@ def service_of(url: str) -> Service:
     `kubernetes://NAMESPACE/?selector=LABELS&port=PORT`.
 
     Raises:
-        SettingsError: The namespace, or both service and selector are missing.
+        SettingsError: It is not a URL; the namespace, or both service and selector are missing.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise SettingsError(f"engine.remote.url {url!r}: {error}") from error
     query = {name: values[0] for name, values in parse_qs(parts.query).items()}
     name = parts.path.strip("/")
     selector = query.get("selector") or (f"{SERVICE_LABEL}={name}" if name else "")

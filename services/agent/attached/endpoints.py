@@ -46,9 +46,11 @@ def endpoints_of(settings: RemoteSettings) -> Endpoints:
     The source that `engine.remote.url` names.
 
     Raises:
-        SettingsError: The address is not a URL.
+        SettingsError: The address is not a URL, or `engine.remote.host` not a host.
     """
     url = settings.url
+    if settings.host is not None:
+        _check_host(settings.host)
     if url.startswith(FILE):
         return EndpointFile(Path(url.removeprefix(FILE)), settings)
     if url.startswith(f"{SCHEME}://"):
@@ -103,6 +105,21 @@ def split_url(url: str) -> SplitResult:
     if parts.username or parts.password:
         raise SettingsError("engine.remote.url has a user or password; set engine.remote.api_key")
     return parts
+
+
+def _check_host(host: str) -> None:
+    """
+    Check a value of the header `Host`.
+
+    Raises:
+        SettingsError: It is not a host with or without a port.
+    """
+    try:
+        is_host = bool(urlsplit(f"//{host}").hostname)
+    except ValueError:
+        is_host = False
+    if not is_host:
+        raise SettingsError(f"engine.remote.host must be HOST or HOST:PORT, not {host!r}")
 
 
 def name_of(settings: RemoteSettings) -> str:

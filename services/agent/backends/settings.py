@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 
 from services.agent.backends.policies import SchedulingSettings, check_policy
+from shared.contracts.base import NonEmpty
 from shared.contracts.estimates import LatencyCoefficients
 
 STOCK = "stock"
@@ -68,7 +69,7 @@ class SimulatedSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class VllmSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of vLLM in a separate host process. A model's `engine_args` take precedence."""
 
-    python: str | None = None
+    python: NonEmpty | None = None
     """Interpreter that has vLLM installed; None selects the agent's own interpreter."""
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables of the host process besides those of the agent."""
@@ -154,7 +155,7 @@ class VllmSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Time limit for compiling the grammar of a structured answer; beyond it, its request fails."""
     close_timeout_s: Annotated[float, Meta(gt=0)] = 10.0
     """Time limit for an orderly shutdown of the engine; after it, all its processes are killed."""
-    log_path: str | None = None
+    log_path: NonEmpty | None = None
     """File for the engine's output; None selects the agent's standard error."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
     """Log level of vLLM."""
@@ -185,7 +186,7 @@ class RemoteSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
     api_key: str | None = None
     """Key that is sent as bearer token; better set as `HEADWAY_AGENT_ENGINE__REMOTE__API_KEY`."""
-    ca_file: str | None = None
+    ca_file: NonEmpty | None = None
     """File with certificates of authorities for `https`; None: those of the system."""
     fields: tuple[str, ...] | None = None
     """

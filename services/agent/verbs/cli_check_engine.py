@@ -2,15 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 from cyclopts import Parameter
 
 from shared.runtime.checkout import run_from_checkout
-from shared.runtime.options import AsJson
+from shared.runtime.options import AsJson, Folder
 
 _PROGRAM = "ops.check_engine"
-Folder = Annotated[Path, Parameter(metavar="DIR")]
 
 
 @Parameter(name="*")

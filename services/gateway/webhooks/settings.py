@@ -1,5 +1,6 @@
 """Settings of webhooks."""
 
+from collections.abc import Collection
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -78,9 +79,8 @@ def check_webhooks(settings: WebhookSettings) -> None:
     for tenant, webhooks in settings.endpoints.items():
         for number, webhook in enumerate(webhooks):
             place = f"webhooks.endpoints.{tenant}[{number}]"
-            url = urlsplit(webhook.url)
             schemes = ("https", "http") if settings.allow_private else ("https",)
-            if url.scheme not in schemes or not url.hostname or url.username is not None:
+            if not _is_receiver(webhook.url, schemes):
                 raise SettingsError(
                     f"{place}.url must be a URL with {' or '.join(schemes)}, a host, and no user"
                 )
@@ -88,3 +88,13 @@ def check_webhooks(settings: WebhookSettings) -> None:
                 key_of(webhook.secret)
             except ValueError as error:
                 raise SettingsError(f"{place}.secret {error}") from error
+
+
+def _is_receiver(text: str, schemes: Collection[str]) -> bool:
+    """True if *text* is a URL with one of *schemes*, a host and no user."""
+    try:
+        url = urlsplit(text)
+        port = url.port
+    except ValueError:
+        return False
+    return url.scheme in schemes and bool(url.hostname) and url.username is None and port != 0

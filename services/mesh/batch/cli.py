@@ -13,15 +13,15 @@ import msgspec
 from cyclopts import Parameter
 
 from services.mesh.batch.client import BatchClient, GatewayError, batch_client
+from services.mesh.verbs.options import DEFAULT_GATEWAY
 from shared.contracts.base import Seconds, UnixTime
 from shared.contracts.errors import ContractError, SettingsError
 from shared.runtime.cli import print_data
 from shared.runtime.clock import SystemClock
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
-from shared.runtime.options import JsonOption, whole
+from shared.runtime.options import File, JsonOption, whole
 from shared.runtime.program import commands
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 POLL_S: Seconds = 1.0
 PATIENCE_S: Seconds = 120.0
@@ -56,9 +56,9 @@ class Gateway:
         str,
         Parameter(
             env_var="HEADWAY_URL", show_env_var=False, show_default=False, metavar="URL",
-            help=f"Address of the gateway; default: HEADWAY_URL, else {DEFAULT_URL}.",
+            help=f"Address of the gateway; default: HEADWAY_URL, else {DEFAULT_GATEWAY}.",
         ),
-    ] = DEFAULT_URL  # fmt: skip
+    ] = DEFAULT_GATEWAY  # fmt: skip
     key: Annotated[
         str | None,
         Parameter(
@@ -74,9 +74,9 @@ class Gateway:
 class Files:
     """Files for the answers."""
 
-    output: Annotated[Path | None, Parameter(name=("--output", "-o"), metavar="FILE")] = None
+    output: Annotated[File | None, Parameter(name=("--output", "-o"))] = None
     """File for the results; without --errors it also gets the lines that failed."""
-    errors: Annotated[Path | None, Parameter(metavar="FILE")] = None
+    errors: File | None = None
     """File for the lines that failed."""
 
 
@@ -94,7 +94,7 @@ def _metadata(_type: Any, texts: tuple[str, ...]) -> None:
 
 @BATCH.command
 async def submit(
-    file: Annotated[Path, Parameter(help="JSON lines.")],
+    file: Annotated[File, Parameter(help="JSON lines.")],
     /,
     *,
     endpoint: Annotated[str | None, Parameter(metavar="PATH")] = None,

@@ -9,6 +9,7 @@ from typing import IO, Any
 import aiohttp
 import msgspec
 
+from services.mesh.verbs.options import gateway_address
 from shared.contracts.errors import ContractError, MeshError
 from shared.runtime.http.failures import failure_reason
 
@@ -129,10 +130,16 @@ class BatchClient:
 
 @asynccontextmanager
 async def batch_client(url: str, key: str | None) -> AsyncIterator[BatchClient]:
-    """Context with a client of the gateway at *url*, with the API key *key*."""
+    """
+    Context with a client of the gateway at *url*, with the API key *key*.
+
+    Raises:
+        SettingsError: The URL is not an HTTP address.
+    """
+    address = gateway_address(url)
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     async with aiohttp.ClientSession(headers=headers, timeout=TIMEOUT) as session:
-        yield BatchClient(session, url)
+        yield BatchClient(session, address)
 
 
 class _ErrorBody(msgspec.Struct):

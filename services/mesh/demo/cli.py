@@ -4,7 +4,6 @@ import os
 import sys
 import time
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import aiohttp
 from cyclopts import Parameter
@@ -15,16 +14,14 @@ from rich.table import Table
 from services.mesh.demo.classes import CLASSES, Asked, figures
 from services.mesh.demo.http import Gateway
 from services.mesh.demo.load import run_load, usable_models
-from services.mesh.verbs.options import AmqpUrl
+from services.mesh.verbs.options import DEFAULT_GATEWAY, AmqpUrl, gateway_address
 from shared.client.client import connect
 from shared.contracts.base import Seconds
-from shared.contracts.errors import SettingsError
 from shared.runtime.cli import print_data
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
 from shared.runtime.options import JsonOption, read_by
 from shared.runtime.settings import DEFAULT_AMQP_URL
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 START_S: Seconds = 120.0
 """Time within which the gateway and each model must answer their first request."""
 MAX_SECONDS = 600
@@ -43,7 +40,7 @@ def _length(text: str) -> float:
 
 async def demo(
     *,
-    url: Annotated[str, Parameter(env_var="HEADWAY_URL", metavar="URL")] = DEFAULT_URL,
+    url: Annotated[str, Parameter(env_var="HEADWAY_URL", metavar="URL")] = DEFAULT_GATEWAY,
     amqp_url: AmqpUrl = DEFAULT_AMQP_URL,
     seconds: Annotated[float, read_by(_length, metavar="SECONDS")] = 45.0,
     json: JsonOption = False,
@@ -85,24 +82,6 @@ async def demo(
         print(f"{wall_s} s in all")
     is_fine = all(row["answered"] and not row["errors"] for row in rows)
     return EXIT_OK if is_fine else EXIT_FAILED
-
-
-def gateway_address(text: str) -> str:
-    """
-    Address of the gateway in *text*, which may end with `/v1` as addresses of OpenAI's API do.
-
-    Raises:
-        SettingsError: The text is not an HTTP address.
-    """
-    try:
-        parts = urlsplit(text)
-        is_address = parts.scheme in ("http", "https") and bool(parts.hostname)
-        is_address = is_address and parts.port != 0
-    except ValueError:
-        is_address = False
-    if not is_address:
-        raise SettingsError(f"--url is {text!r}; it must be an address such as {DEFAULT_URL}")
-    return text.rstrip("/").removesuffix("/v1") + "/"
 
 
 def _say(text: str) -> None:

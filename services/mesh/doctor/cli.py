@@ -1,17 +1,17 @@
 """`headway doctor`: what a machine, a broker and services lack of what the mesh needs."""
 
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from services.mesh.doctor.doctor import diagnose
 from services.mesh.doctor.findings import Level
 from services.mesh.doctor.machine import on_machine
-from services.mesh.verbs.options import DATA_DIR, AmqpUrl, File, Folder, file_of
+from services.mesh.verbs.options import DATA_DIR, AmqpUrl, file_of
+from shared.broker.connect import scheme_of
 from shared.contracts.errors import SettingsError
 from shared.runtime.cli import print_data
 from shared.runtime.clock import SystemClock
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
-from shared.runtime.options import JsonOption
+from shared.runtime.options import File, Folder, JsonOption
 from shared.runtime.settings import DEFAULT_AMQP_URL, masked_url
 
 
@@ -32,7 +32,7 @@ async def doctor(
     Raises:
         SettingsError: The URL is not one of a broker.
     """
-    if urlsplit(amqp_url).scheme not in ("amqp", "amqps"):
+    if scheme_of(amqp_url) == "memory":
         raise SettingsError("`doctor` needs a broker: --amqp-url amqp://user:password@host/vhost")
     registry = registry or file_of("HEADWAY_REGISTRY")
     findings = list(on_machine(data_dir=data_dir.absolute(), registry=registry))

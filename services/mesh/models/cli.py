@@ -11,7 +11,7 @@ from rich.table import Table
 
 from services.mesh.models.checks import Memory, check_model, detected_memory, parse_memory
 from services.mesh.models.sources import entry_of, parse_adapter, parse_engine_args
-from services.mesh.verbs.options import File, file_of
+from services.mesh.verbs.options import file_of
 from shared.contracts.base import ModelName
 from shared.contracts.errors import SettingsError
 from shared.contracts.models import ModelEntry, ModelTask, TrafficSplit
@@ -20,7 +20,7 @@ from shared.models.registry import ModelRegistry, RegistryFile, decode_registry,
 from shared.models.registry_edit import registry_edit
 from shared.runtime.cli import print_data
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
-from shared.runtime.options import JsonOption, Positive, whole
+from shared.runtime.options import File, JsonOption, Positive, whole
 from shared.runtime.program import commands
 
 MODELS = commands(

@@ -12,13 +12,13 @@ from cyclopts import Parameter
 
 from services.mesh.attached import API_KEY, attached
 from services.mesh.models.sources import entry_of, parse_named
-from services.mesh.verbs.options import Folder
 from shared.contracts.errors import MeshError, SettingsError
 from shared.contracts.models import ModelEntry
 from shared.models.files.model_files import ModelFiles, require_weights
 from shared.models.registry import write_registry
 from shared.models.tiny import make_tiny_models
 from shared.runtime.lifecycle import EXIT_OK
+from shared.runtime.options import Folder
 from shared.runtime.program import Program, verb
 
 REGISTRY = "registry.json"

@@ -19,7 +19,7 @@ from shared.contracts.tenants.keys import ApiKey, Scope
 from shared.runtime.cli import print_data
 from shared.runtime.clock import SystemClock
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
-from shared.runtime.options import JsonOption
+from shared.runtime.options import File, JsonOption
 from shared.runtime.program import commands
 from shared.tenants.keys import SHORT_KEY_CHARS
 from shared.tenants.policies import MAX_TENANT_CHARS
@@ -47,10 +47,9 @@ unusable file""",
 )
 DEFAULT_SCOPES = (Scope.INFERENCE, Scope.FILES, Scope.BATCHES)
 KeysFile = Annotated[
-    Path | None,
+    File | None,
     Parameter(
         name="--file",
-        metavar="FILE",
         help="The file of keys, or store:; default: HEADWAY_GATEWAY_KEYS_FILE.",
     ),
 ]
@@ -147,7 +146,7 @@ def revoke(
 
 @KEYS.command(name="import")
 def import_keys(
-    settings_file: Annotated[Path, Parameter(name="settings", help="Settings file of a gateway.")],
+    settings_file: Annotated[File, Parameter(name="settings", help="Settings file of a gateway.")],
     /,
     *,
     file: KeysFile = None,

@@ -3,7 +3,6 @@
 import math
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -27,7 +26,7 @@ from shared.producer.producer import Request
 from shared.runtime.cli import broker_factory, print_data
 from shared.runtime.clock import SystemClock
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
-from shared.runtime.options import JsonOption, NumberOption, SecondsOption
+from shared.runtime.options import File, IntegerOption, JsonOption, NumberOption, SecondsOption
 from shared.runtime.settings import DEFAULT_AMQP_URL
 
 OF_BODY = ("prompt", "--max-tokens", "--temperature")
@@ -41,7 +40,7 @@ class SubmitOptions:
 
     model: Annotated[str | None, Parameter(metavar="MODEL")] = None
     """Name in the registry; required unless --file or --endpoint is given."""
-    max_tokens: Annotated[int | None, Parameter(metavar="N")] = None
+    max_tokens: IntegerOption | None = None
     """Maximum length of the answer, in tokens."""
     temperature: NumberOption | None = None
     """Sampling temperature; 0 is greedy."""
@@ -70,7 +69,7 @@ class SubmitOptions:
     Body for --endpoint, or @FILE to read it from a file (@- for standard input); prints the
     response.
     """
-    file: Annotated[Path | None, Parameter(metavar="JSONL")] = None
+    file: Annotated[File | None, Parameter(metavar="JSONL")] = None
     """JSON-lines file with one request body per line; prints the finals as JSON lines."""
 
     @property

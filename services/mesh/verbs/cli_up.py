@@ -18,7 +18,7 @@ from services.mesh.launch import mesh_of
 from services.mesh.mesh import Mesh, stop_signals
 from services.mesh.models.sources import write_model_registry
 from services.mesh.spec import EMBEDDED, AgentSpec, MeshSpec
-from services.mesh.verbs.options import DATA_DIR, AmqpUrl, File, Folder, file_of
+from services.mesh.verbs.options import AMQP_VARIABLE, DATA_DIR, UncheckedAmqpUrl, file_of
 from shared.contracts.base import ModelName
 from shared.contracts.errors import BrokerUnavailableError, SettingsError, StoreUnavailableError
 from shared.contracts.models import ModelEntry
@@ -26,7 +26,7 @@ from shared.models.host_memory import available_host_bytes
 from shared.models.registry import ModelRegistry, write_registry
 from shared.runtime import extensions
 from shared.runtime.lifecycle import EXIT_OK
-from shared.runtime.options import Port, Positive, read_by, whole
+from shared.runtime.options import LAST_PORT, File, Folder, Port, Positive, read_by, whole
 from shared.runtime.settings import DEFAULT_AMQP_URL, load_group, masked_url
 from shared.store.settings import StoreSettings
 
@@ -161,11 +161,14 @@ def drop_replaced(options: UpOptions, environ: MutableMapping[str, str]) -> None
                 environ.pop(f"HEADWAY_{service}{field}", None)
 
 
-async def up(*, options: UpOptions = UpOptions(), amqp_url: AmqpUrl = DEFAULT_AMQP_URL) -> int:
+async def up(
+    *, options: UpOptions = UpOptions(), amqp_url: UncheckedAmqpUrl = DEFAULT_AMQP_URL
+) -> int:
     """Run a whole mesh on this machine until Ctrl-C."""
     broker = amqp_url if options.broker is None else options.broker
     if not broker.strip():
-        raise SettingsError("--broker is empty: give an AMQP URL or `embedded`, or omit it")
+        raise SettingsError(f"{_broker_option(options)} is empty: give an AMQP URL, or omit it")
+    _check_ports(options)
     _check_engine(options)
     tenants = options.tenants or file_of("HEADWAY_TENANTS")
     keys = options.keys or file_of("HEADWAY_GATEWAY_KEYS_FILE")
@@ -231,6 +234,13 @@ async def up(*, options: UpOptions = UpOptions(), amqp_url: AmqpUrl = DEFAULT_AM
     return EXIT_OK
 
 
+def _broker_option(options: UpOptions) -> str:
+    """Where the broker is named, for errors."""
+    if options.broker is not None:
+        return "--broker"
+    return "--amqp-url" if os.environ.get(AMQP_VARIABLE, "-").strip() else AMQP_VARIABLE
+
+
 def _say(line: str) -> None:
     print(line, file=sys.stderr)
 
@@ -267,6 +277,21 @@ async def _started(spec: MeshSpec, stack: AsyncExitStack) -> Mesh:
             f"no RabbitMQ answers at {masked_url(spec.broker)} ({error}). Start one (`sudo make "
             "broker`), name one (--broker URL), or use --broker embedded"
         ) from error
+
+
+def _check_ports(options: UpOptions) -> None:
+    """
+    Check that each gateway has a port.
+
+    Raises:
+        SettingsError: The last one would be above the highest port.
+    """
+    last = options.port + options.gateways - 1
+    if last > LAST_PORT:
+        raise SettingsError(
+            f"--gateways {options.gateways} from --port {options.port} needs ports up to {last}; "
+            f"the highest is {LAST_PORT}"
+        )
 
 
 def _check_engine(options: UpOptions) -> None:

@@ -10,13 +10,13 @@ from rich.table import Table
 from services.mesh.queues import ask_leader, count_queues, layout_of, meaning_of
 from services.mesh.spec import EMBEDDED_SEEN
 from services.mesh.top import watch
-from services.mesh.verbs.options import AmqpUrl, File, file_of
+from services.mesh.verbs.options import AmqpUrl, file_of
 from shared.broker.declaring import declare_topology
 from shared.contracts.errors import MeshError
 from shared.models.registry import ModelRegistry
 from shared.runtime.cli import broker_factory, print_data
 from shared.runtime.lifecycle import EXIT_OK
-from shared.runtime.options import JsonOption
+from shared.runtime.options import File, JsonOption
 from shared.runtime.settings import DEFAULT_AMQP_URL, masked_url
 
 

@@ -17,7 +17,7 @@ from aiormq.exceptions import (
 )
 
 from shared.broker.amqp.errors import amqp_errors
-from shared.broker.amqp.nodes import Node, Nodes, urls_of
+from shared.broker.amqp.nodes import Node, Nodes, parts_of
 from shared.broker.amqp.transport import GatheringTransport
 from shared.broker.arguments import exchange_arguments, queue_arguments
 from shared.broker.protocol import ExchangeSpec, QueueSpec
@@ -248,8 +248,13 @@ class AmqpConnection:
 
 
 def broker_user(url: str) -> str:
-    """User name in *url*; RabbitMQ rejects messages with another user id."""
-    return unquote(urlsplit(urls_of(url)[0]).username or "guest")
+    """
+    User name in *url*; RabbitMQ rejects messages with another user id.
+
+    Raises:
+        SettingsError: The URL is empty or cannot be read.
+    """
+    return unquote(parts_of(url).username or "guest")
 
 
 def _failed(failures: list[MeshError]) -> MeshError:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import cycle
+from urllib.parse import SplitResult, urlsplit
 
 from aio_pika.connection import make_url
 from aiormq.connection import DEFAULT_PORTS, URL  # type: ignore[attr-defined]
@@ -15,6 +16,7 @@ UNREADABLE_URL = (
     "characters of USER, PASSWORD and VHOST percent-encoded except letters and digits; URLs of "
     "several nodes are separated by commas"
 )
+EMPTY_URL = "the broker URL is empty: it must begin with amqp:// or amqps://"
 _BETWEEN = re.compile(r"\s*,\s*(?=\w+://)")
 
 
@@ -58,6 +60,21 @@ class Nodes:
     def next(self) -> Node:
         """The node to try next: each is tried once before any is tried again."""
         return next(self._turns)
+
+
+def parts_of(url: str) -> SplitResult:
+    """
+    The parts of a broker's URL, or of the first of several.
+
+    Raises:
+        SettingsError: The URL is empty or cannot be read; the message has no password.
+    """
+    if not url.strip():
+        raise SettingsError(EMPTY_URL)
+    try:
+        return urlsplit(urls_of(url)[0])
+    except ValueError:
+        raise SettingsError(UNREADABLE_URL) from None
 
 
 def urls_of(text: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shared.broker.connect import open_broker
+from shared.broker.connect import check_broker_url, open_broker
 from shared.broker.memory.broker import MemoryBroker
 from shared.broker.memory.hub import MemoryHub
 from shared.contracts.errors import SettingsError
@@ -21,6 +21,17 @@ async def test_a_password_that_is_not_encoded_is_a_settings_error_without_it(pas
             pass
 
     assert "cret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["", " ", "amqp://[::1/", "amqp://h:port/", "http://h/"])
+def test_an_unusable_url_is_refused_without_a_connection(url: str):
+    with pytest.raises(SettingsError, match=r"must be|must begin"):
+        check_broker_url(url)
+
+
+@pytest.mark.parametrize("url", ["memory://", "amqp://h/", "amqps://u:p@a:1/v,amqps://u:p@b:1/v"])
+def test_a_usable_url_is_accepted_without_a_connection(url: str):
+    check_broker_url(url)
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,10 @@ from ops.ports import free_port
 from services.mesh.cli import main
 from services.mesh.demo import http
 from services.mesh.demo.classes import CLASSES, Asked, PromptForm, figures, is_attained, quantile
-from services.mesh.demo.cli import gateway_address, show
+from services.mesh.demo.cli import show
 from services.mesh.demo.http import Gateway, NotServedError
 from services.mesh.demo.load import usable_models
+from services.mesh.verbs.options import gateway_address
 from shared.contracts.errors import SettingsError
 from shared.runtime.health import serve_http
 
@@ -213,7 +214,8 @@ async def listed_otherwise(_: Request) -> Response:
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason"), [(listed_never, "no answer in time"), (listed_otherwise, "cannot be read")]
+    ("answer", "reason"),
+    [(listed_never, "no answer in time"), (listed_otherwise, "cannot be read")],
 )
 async def test_a_server_that_lists_no_models_is_named_with_the_reason(
     answer: Callable[[Request], Awaitable[Response]],

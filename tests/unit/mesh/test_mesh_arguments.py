@@ -62,6 +62,41 @@ def test_verbs_refuse_arguments_without_effect(
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["up", "--data-dir", ""], "headway up: --data-dir is empty"),
+        (["up", "--log-dir="], "headway up: --log-dir is empty"),
+        (["up", "--registry", " "], "headway up: --registry is empty"),
+        (["store", "status", "--data-dir", ""], "headway store status: --data-dir is empty"),
+        (["keys", "list", "--file", ""], "headway keys list: --file is empty"),
+        (["top", "--amqp-url", ""], "headway top: --amqp-url is empty"),
+        (["submit", "--max-tokens", "1.5"], "--max-tokens: '1.5' is not an integer"),
+        (["top", "--amqp-url", "amqp://[::1/"], "the broker's URL cannot be read"),
+        (["doctor", "--amqp-url", "amqp://[::1/"], "the broker's URL cannot be read"),
+        (["submit", "--amqp-url", "amqp://[::1/", "--model", "m", "a"], "cannot be read"),
+        (["batch", "list", "--url", "http://[::1/"], "--url is 'http://[::1/'"),
+        (["up", "--attach", "kubernetes://[::1/x", "--broker", "embedded"], "Invalid IPv6 URL"),
+    ],
+)
+@pytest.mark.usefixtures("own_logging")
+def test_unusable_values_are_usage_errors(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(given) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("own_logging")
+def test_an_empty_variable_of_the_broker_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("HEADWAY_AMQP_URL", "")
+
+    assert main(["top", "--once"]) == 2
+    assert "HEADWAY_AMQP_URL is empty" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("argument", ["prompt", *SubmitOptions().of_one_request])
 @pytest.mark.usefixtures("own_logging")
 def test_arguments_of_a_single_request_are_refused_with_a_file(

@@ -64,6 +64,8 @@ def test_postgresql_is_given_by_url(url: str):
         (StoreSettings(url="postgresql://h/db"), "store.files or store.data_dir must be set"),
         (StoreSettings(files="s3://x"), "store.files needs store.url"),
         (StoreSettings(url="mysql://h/db", data_dir="/x"), "scheme 'mysql'; supported"),
+        (StoreSettings(url="postgresql://[::1/x", data_dir="/x"), "is not a URL of a database"),
+        (StoreSettings(data_dir="/x", files="http://[::1/"), "store.files is not a URL"),
         (StoreSettings(url="secret@h", data_dir="/x"), "is not a URL of a database"),
         (StoreSettings(url="sqlite://", data_dir="/x"), "names no file"),
         (

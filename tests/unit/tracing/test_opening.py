@@ -94,3 +94,11 @@ async def test_missing_packages_are_an_error_that_names_the_extra(monkeypatch: p
     with pytest.raises(SettingsError, match=r"exporter-otlp-proto-http.*headway\[otel\]"):
         async with opened_tracer("agent", ON):
             pass
+
+
+@pytest.mark.parametrize("address", ["http://[::1/", "http://host:port/"])
+async def test_an_unreadable_endpoint_is_refused_by_name(address: str):
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": address}
+    with pytest.raises(SettingsError, match="OTEL_EXPORTER_OTLP_ENDPOINT is not a URL"):
+        async with opened_tracer("agent", environ):
+            pass

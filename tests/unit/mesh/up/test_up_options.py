@@ -59,6 +59,26 @@ async def test_an_empty_broker_is_not_the_default(broker: str):
         await up(options=options("--broker", broker))
 
 
+@pytest.mark.parametrize(
+    ("variable", "named"), [(None, "--amqp-url"), ("amqp://h/", "--amqp-url"), ("", "HEADWAY_AMQP")]
+)
+async def test_an_empty_broker_url_is_named_as_it_was_given(
+    variable: str | None, named: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("HEADWAY_AMQP_URL", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("HEADWAY_AMQP_URL", variable)
+    with pytest.raises(SettingsError, match=f"^{named}"):
+        await up(amqp_url="")
+
+
+@pytest.mark.parametrize(("port", "gateways"), [(65535, 2), (65534, 3)])
+async def test_gateways_beyond_the_highest_port_are_refused(port: int, gateways: int):
+    given = options("--port", str(port), "--gateways", str(gateways), "--broker", "embedded")
+    with pytest.raises(SettingsError, match="needs ports up to 65536; the highest is 65535"):
+        await up(options=given)
+
+
 def spec_of(tmp_path: Path, **fields: Any) -> MeshSpec:
     values: dict[str, Any] = {
         "broker": "memory://",
