@@ -6,9 +6,10 @@ fields that all services share are also read from `HEADWAY_<FIELD>`, and the set
 from `HEADWAY_STORE_<FIELD>`. No other code reads the environment.
 """
 
+import math
 import re
 from codecs import BOM_UTF8
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -16,6 +17,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
+from shared.contracts.base import NonEmpty
 from shared.contracts.errors import SettingsError
 from shared.contracts.lanes import LaneLayout
 
@@ -36,16 +38,16 @@ DEFAULT_AMQP_URL = "amqp://guest:guest@127.0.0.1:5672/"
 class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Fields common to all services."""
 
-    amqp_url: str = DEFAULT_AMQP_URL
+    amqp_url: NonEmpty = DEFAULT_AMQP_URL
     """
     Broker URL, or the URLs of several nodes of a broker, separated by commas; users and passwords
     are masked when settings are printed.
     """
-    registry: str = "models.json"
+    registry: NonEmpty = "models.json"
     """Path of the model registry file."""
     layout: LaneLayout = LaneLayout()
     """Division of requests into lanes; all services of a mesh must have the same division."""
-    tenants: str | None = None
+    tenants: NonEmpty | None = None
     """
     Path of the file with the policies of tenants, which gateways and planners follow; None: tenants
     have no policies. All services of a mesh must have the same file.
@@ -68,7 +70,9 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return self.health_host, self.health_port
 
 
+_EMPTY = re.compile(r"Expected `str` of length >= 1 - at `\$\.(.+)`")
 S = TypeVar("S", bound=ServiceSettings)
+T = TypeVar("T")
 G = TypeVar("G", bound=msgspec.Struct)
 _NO_VALUES: Mapping[str, object] = {}
 
@@ -92,8 +96,8 @@ def load(
         overrides: Values of `--set`, by dotted field names.
 
     Raises:
-        SettingsError: A field is unknown, has the wrong type or is out of range; the message names
-            the source.
+        SettingsError: A field is unknown, has the wrong type or is out of range, or a number is not
+            finite; the message names the source.
     """
     values = {} if file is None else _read_file(file)
     return converted(
@@ -132,13 +136,11 @@ def converted(
     for key, text in (overrides or {}).items():
         path = flags[f"--set {key}"] = tuple(key.split("."))
         _put(given, path, text)
-    try:
-        return msgspec.convert(given, settings_type, strict=False)
-    except msgspec.ValidationError as error:
-        raise SettingsError(
-            f"{_with_source(error, variables | flags)} (settings of {service}: file, {prefix}* and "
-            f"--set; `headway-{service} check-config` shows them all)"
-        ) from error
+    place = (
+        f"settings of {service}: file, {prefix}* and --set; `headway-{service} check-config` shows "
+        "them all"
+    )
+    return _converted(given, settings_type, place, variables | flags)
 
 
 def load_group(
@@ -158,17 +160,63 @@ def load_group(
         overrides: Field -> value.
 
     Raises:
-        SettingsError: A field is unknown, has the wrong type or is out of range.
+        SettingsError: A field is unknown, has the wrong type or is out of range, or a number is not
+            finite.
     """
     values: dict[str, Any] = {}
     variables = _variables(f"HEADWAY_{group.upper()}_", environ)
     for variable, path in variables.items():
         _put(values, path, environ[variable])
     values |= overrides
+    return _converted(values, settings_type, f"settings {group}.*", variables)
+
+
+def _converted(
+    values: Mapping[str, object],
+    settings_type: type[T],
+    place: str,
+    sources: Mapping[str, FieldPath],
+) -> T:
+    """
+    Settings with *values*.
+
+    Args:
+        place: Where the values come from.
+        sources: Variables and flags -> their fields, for errors.
+
+    Raises:
+        SettingsError: A value does not fit its field, or a number is not finite.
+    """
     try:
-        return msgspec.convert(values, settings_type, strict=False)
+        settings = msgspec.convert(values, settings_type, strict=False)
     except msgspec.ValidationError as error:
-        raise SettingsError(f"{_with_source(error, variables)} (settings {group}.*)") from error
+        text = str(error)
+        names = (found[1] for pattern in (_PLACE, _UNKNOWN) if (found := pattern.search(text)))
+        source = _source_of(".".join(names), sources)
+        empty = _EMPTY.fullmatch(text)
+        problem = text if empty is None else f"{empty[1]} is empty"
+        raise SettingsError(f"{source}{problem} ({place})") from error
+    for name, value in _leaves(settings):
+        if isinstance(value, float) and not math.isfinite(value):
+            source = _source_of(name, sources)
+            raise SettingsError(f"{source}{name} is {value}: it must be a finite number ({place})")
+    return settings
+
+
+def _leaves(value: object, name: str = "") -> Iterator[tuple[str, object]]:
+    """The values in *value* that have no fields, with their dotted names."""
+    fields: Iterable[tuple[object, object]]
+    if isinstance(value, msgspec.Struct):
+        fields = msgspec.structs.asdict(value).items()
+    elif isinstance(value, Mapping):
+        fields = value.items()
+    elif isinstance(value, list | tuple):
+        fields = enumerate(value)
+    else:
+        yield name, value
+        return
+    for key, each in fields:
+        yield from _leaves(each, f"{name}.{key}" if name else str(key))
 
 
 def masked(settings: msgspec.Struct) -> dict[str, Any]:
@@ -224,16 +272,13 @@ def _variables(
     }
 
 
-def _with_source(error: msgspec.ValidationError, sources: Mapping[str, FieldPath]) -> str:
+def _source_of(field: str, sources: Mapping[str, FieldPath]) -> str:
     """
-    The text of *error*, after the name of the variable or flag with the invalid value; it comes
-    from a file if none has it.
+    The name of the variable or flag with the value of *field*, before an error; empty if it comes
+    from a file.
     """
-    text = str(error)
-    names = (found[1] for pattern in (_PLACE, _UNKNOWN) if (found := pattern.search(text)))
-    place = f"{'.'.join(names)}."
-    given = [name for name, path in sources.items() if place.startswith(f"{'.'.join(path)}.")]
-    return f"{given[-1]}: {text}" if given else text
+    given = [name for name, path in sources.items() if f"{field}.".startswith(f"{'.'.join(path)}.")]
+    return f"{given[-1]}: " if given else ""
 
 
 def _put(values: dict[str, Any], path: Sequence[str], text: str) -> None:

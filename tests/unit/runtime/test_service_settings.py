@@ -51,6 +51,42 @@ def test_flags_override_environment_which_overrides_the_file(tmp_path: Path):
     assert (leader.plan_period_s, leader.settle_s, leader.audit_period_s) == (3.0, 2.0, 1.0)
 
 
+@pytest.mark.parametrize("text", ["inf", "Infinity", "-inf", "nan"])
+@pytest.mark.parametrize("field", ["drain_timeout_s", "leader.plan_period_s"])
+def test_numbers_that_are_not_finite_are_refused_by_name(field: str, text: str):
+    with pytest.raises(SettingsError, match=field):
+        planner(overrides={field: text})
+    with pytest.raises(SettingsError, match=field):
+        planner(environ={f"HEADWAY_PLANNER_{field.replace('.', '__').upper()}": text})
+
+
+def test_numbers_in_groups_and_tables_are_finite_too():
+    with pytest.raises(SettingsError, match="timeout_s is inf"):
+        load_group(StoreSettings, group="store", environ={"HEADWAY_STORE_TIMEOUT_S": "inf"})
+    with pytest.raises(SettingsError, match=r"retention_s\.batch is inf"):
+        load_group(
+            StoreSettings, group="store", environ={"HEADWAY_STORE_RETENTION_S__BATCH": "inf"}
+        )
+
+
+@pytest.mark.parametrize("settings", [AgentSettings, GatewaySettings, PlannerSettings])
+def test_no_default_is_infinite(settings: type[ServiceSettings]):
+    """An infinite default could not be given."""
+    needed = {"instance_id": "a"} if settings is AgentSettings else {}
+    assert load(settings, service="x", environ={}, overrides=needed).drain_timeout_s
+
+
+@pytest.mark.parametrize("field", ["amqp_url", "registry", "tenants"])
+def test_an_empty_place_is_refused_by_name(field: str):
+    with pytest.raises(SettingsError, match=f"^HEADWAY_{field.upper()}: {field} is empty"):
+        planner(environ={f"HEADWAY_{field.upper()}": ""})
+
+
+def test_an_empty_directory_of_the_store_is_refused_by_name():
+    with pytest.raises(SettingsError, match=r"^HEADWAY_STORE_DATA_DIR: data_dir is empty"):
+        load_group(StoreSettings, group="store", environ={"HEADWAY_STORE_DATA_DIR": ""})
+
+
 def test_shared_variables_apply_to_all_services_unless_overridden():
     environ = {"HEADWAY_AMQP_URL": "amqp://all/", "HEADWAY_LOG_LEVEL": "debug"}
     settings = planner(environ=environ | {"HEADWAY_PLANNER_AMQP_URL": "amqp://one/"})
