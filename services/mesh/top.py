@@ -11,6 +11,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
+from services.mesh.verbs.tables import add_columns
 from shared.broker import topology
 from shared.broker.listening import listening
 from shared.broker.protocol import Broker
@@ -46,10 +47,20 @@ class View:
         else:
             self.recent.append(message)
 
-    def tables(self) -> Group:
-        """The view of the mesh as text tables."""
+    def tables(self, *, folded: bool = False) -> tuple[Table | str, ...]:
+        """
+        The view of the mesh as text tables.
+
+        Args:
+            folded: True: names are folded where they do not fit, for a screen of fixed width.
+        """
         finished = self._classes() if self.recent else NONE_FINISHED
-        return Group(self._instances(), self._registries(), finished, *self._plan())
+        return (
+            self._instances(folded=folded),
+            self._registries(folded=folded),
+            finished,
+            *self._plan(),
+        )
 
     def data(self) -> dict[str, object]:
         """The view of the mesh as data for JSON."""
@@ -68,11 +79,9 @@ class View:
         share = f"{self.expected_late:.1%} of the weight is expected late"
         return [f"of the requests that wait, {share} (relegated requests are late)"]
 
-    def _instances(self) -> Table:
+    def _instances(self, *, folded: bool) -> Table:
         table = Table(title="instances", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for name in ("instance", "model"):
-            table.add_column(name, overflow="fold")
-        # In a narrow terminal, the names are folded, and the figures stay.
+        add_columns(table, ("instance", "model"), folded=folded)
         for name in ("run", "win", "wait s", "KV", "done", "evict", "swap", "plan"):
             table.add_column(name, justify="right", no_wrap=True)
         for name, status in sorted(self.instances.items()):
@@ -91,11 +100,12 @@ class View:
             )
         return table
 
-    def _registries(self) -> Table:
+    def _registries(self, *, folded: bool) -> Table:
         """Registry that each agent and gateway follows; equal digests are equal files."""
         table = Table(title="registry")
-        for name in ("process", "registry", "not in effect", "releasing"):
-            table.add_column(name)
+        add_columns(table, ("process", "registry"), folded=folded)
+        for name in ("not in effect", "releasing"):
+            table.add_column(name, overflow="fold")
         agents = [(name, each.registry, each.releasing) for name, each in self.instances.items()]
         gateways = [(name, each.registry, ()) for name, each in self.gateways.items()]
         for name, registry, releasing in sorted([*agents, *gateways], key=lambda row: row[0]):
@@ -145,11 +155,15 @@ async def watch(broker: Broker, *, duration_s: float, live: bool) -> View:
             await asyncio.sleep(duration_s)
             return view
         console = Console(stderr=True, markup=False)
-        with Live(view.tables(), console=console, auto_refresh=False) as screen:
+        with Live(_screen(view), console=console, auto_refresh=False) as screen:
             while asyncio.get_running_loop().time() < until:
                 await asyncio.sleep(0.5)
-                screen.update(view.tables(), refresh=True)
+                screen.update(_screen(view), refresh=True)
     return view
+
+
+def _screen(view: View) -> Group:
+    return Group(*view.tables(folded=True))
 
 
 def _quantile(values: list[float], level: float) -> str:

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
-from rich.console import Console
 from rich.table import Table
 
 from services.mesh.models.checks import Memory, check_model, detected_memory, parse_memory
 from services.mesh.models.sources import entry_of, parse_adapter, parse_engine_args
 from services.mesh.verbs.options import file_of
+from services.mesh.verbs.tables import add_columns, print_tables
 from shared.contracts.base import ModelName
 from shared.contracts.errors import SettingsError
 from shared.contracts.models import ModelEntry, ModelTask, TrafficSplit
@@ -126,13 +126,17 @@ def list_models(*, registry: Registry = None, json: JsonOption = False) -> int:
     for each in found.splits:
         print(f"{each.name}: split {each.weights}, fallback {each.fallback or 'none'}")
     table = Table()
-    for name in ("model", "task", "architecture", "max_model_len", "adapters", "path"):
-        table.add_column(name, overflow="fold")
+    add_columns(table, ("model", "task"))
+    table.add_column("architecture", overflow="fold")
+    add_columns(table, ("max_model_len",))
+    longest = max((len(name) for entry in entries for name in entry.adapters), default=0)
+    table.add_column("adapters", min_width=longest + 1)
+    table.add_column("path", overflow="fold")
     for entry in entries:
         adapters = ", ".join(entry.adapters)
         length = str(entry.max_model_len)
         table.add_row(entry.name, entry.task, entry.architecture, length, adapters, entry.path)
-    Console(markup=False).print(table)
+    print_tables(table)
     return EXIT_OK
 
 

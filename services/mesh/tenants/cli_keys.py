@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import msgspec
 from cyclopts import Parameter
-from rich.console import Console
 from rich.table import Table
 
 from services.mesh.tenants.key_places import edited_keys, listed_keys
 from services.mesh.verbs.options import DurationText, file_of
+from services.mesh.verbs.tables import print_tables
 from shared.contracts.base import TenantId, UnixTime
 from shared.contracts.errors import SettingsError
 from shared.contracts.tenants.keys import ApiKey, Scope
@@ -199,7 +199,7 @@ def list_keys(*, file: KeysFile = None, json: JsonOption = False) -> int:
         return EXIT_OK
     table = Table()
     for name in ("id", "key", "tenant", "scopes", "created", "expires", "state"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name, no_wrap=name in ("id", "key", "tenant", "state"))
     for key in keys:
         table.add_row(
             key.id,
@@ -210,7 +210,7 @@ def list_keys(*, file: KeysFile = None, json: JsonOption = False) -> int:
             "" if key.expires_at is None else _date(key.expires_at),
             _state(key, now),
         )
-    Console(markup=False).print(table)
+    print_tables(table)
     return EXIT_OK
 
 

@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 
 import msgspec
 from cyclopts import Parameter
-from rich.console import Console
 from rich.table import Table
 
 from services.mesh.queues import layout_of, meaning_of
 from services.mesh.spec import EMBEDDED_SEEN
 from services.mesh.verbs.options import AmqpUrl, Tenant, TimeText
+from services.mesh.verbs.tables import add_columns, print_tables
 from shared.broker.stories import ask_stories
 from shared.contracts.base import RequestId, TenantId, UnixTime
 from shared.contracts.stories.questions import MAX_STORIES, StoriesReported, StoriesRequested
@@ -156,11 +156,8 @@ def _print(view: StoryView) -> None:
     for name, text in _facts(view):
         print(f"{name:<10} {text}")
     print()
-    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, markup=False)
-    console.print(_phases(view))
-    if view.history:
-        console.print()
-        console.print(_history(view))
+    history = ("", _history(view)) if view.history else ()
+    print_tables(_phases(view), *history, width=WIDTH)
 
 
 def _outcome(view: StoryView) -> str:
@@ -202,8 +199,8 @@ def _phases(view: StoryView) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("after", justify="right")
     table.add_column("took", justify="right")
-    for name in ("phase", "instance", "lost"):
-        table.add_column(name)
+    add_columns(table, ("phase", "instance"))
+    table.add_column("lost")
     lost = {each.phase: each.lost_s for each in view.lost}
     for each in view.phases:
         table.add_row(
@@ -219,7 +216,8 @@ def _phases(view: StoryView) -> Table:
 def _history(view: StoryView) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("after", justify="right")
-    for name in ("instance", "step", "why"):
+    add_columns(table, ("instance",))
+    for name in ("step", "why"):
         table.add_column(name, overflow="fold")
     for each in view.history:
         table.add_row(seconds(each.at - view.arrived_at), each.instance, each.what, each.why)

@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 import msgspec
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from services.mesh.spec import EMBEDDED_SEEN
 from services.mesh.verbs.options import AmqpUrl, Tenant, TimeText
+from services.mesh.verbs.tables import print_tables
 from shared.contracts.base import TenantId
 from shared.contracts.tenants.usage import UsageReported, UsageRequested, UsageRow
 from shared.runtime.cli import broker_factory, print_data
@@ -59,7 +59,7 @@ async def usage(
     if json:
         print_data([_data(row) for row in found.rows], as_json=True)
     else:
-        Console(markup=False).print(table_of(found, columns))
+        print_tables(table_of(found, columns))
     return EXIT_OK
 
 
@@ -69,10 +69,10 @@ def _data(row: UsageRow) -> dict[str, Any]:
 
 
 def table_of(found: UsageReported, by: tuple[str, ...]) -> Table:
-    """Table of rows by the columns *by*, which are folded in a narrow terminal."""
+    """Table of rows by the columns *by*; only times are wrapped in a narrow terminal."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in by:
-        table.add_column(name, overflow="fold")
+        table.add_column(name, no_wrap=name != "hour")
     for name in ("completed", "failed", "prompt", "cached", "completion", "total"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in found.rows:

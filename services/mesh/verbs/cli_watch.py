@@ -4,13 +4,13 @@ import os
 import sys
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from services.mesh.queues import ask_leader, count_queues, layout_of, meaning_of
 from services.mesh.spec import EMBEDDED_SEEN
 from services.mesh.top import watch
 from services.mesh.verbs.options import AmqpUrl, file_of
+from services.mesh.verbs.tables import print_tables
 from shared.broker.declaring import declare_topology
 from shared.contracts.errors import MeshError
 from shared.models.registry import ModelRegistry
@@ -39,7 +39,7 @@ async def top(
     if json:
         print_data(view.data(), as_json=True)
     elif once and view.instances:
-        Console(markup=False).print(view.tables())
+        print_tables(*view.tables())
     if not view.instances:
         raise MeshError(
             f"no instance reports at {masked_url(amqp_url)}: is it the broker of the mesh "
@@ -82,5 +82,5 @@ async def queues(
     for entry in counts:
         meaning = meaning_of(entry.queue, layout)
         table.add_row(entry.queue, str(entry.ready), str(entry.consumers), meaning)
-    Console(markup=False).print(table)
+    print_tables(table)
     return EXIT_OK

@@ -34,6 +34,20 @@ def test_create_prints_the_key_once_and_list_never(file: Path, capsys: pytest.Ca
     assert json.loads(listed)[0]["last"] == key[-4:]
 
 
+def test_ids_in_the_list_are_whole(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("COLUMNS", "50")
+    run("create", "--tenant", "acme-production-of-europe", file=file)
+    (entry,) = read_keys(file)
+    capsys.readouterr()
+    assert run("list", file=file) == EXIT_OK
+    listed = capsys.readouterr().out
+
+    assert entry.id in listed
+    assert entry.tenant in listed
+
+
 def test_rotated_key_ends_after_the_overlap_and_revoked_key_at_once(
     file: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -38,7 +38,7 @@ def test_the_share_that_the_plan_expects_late_is_shown():
 
 def text_of(view: View) -> str:
     out = StringIO()
-    Console(file=out, width=120, no_color=True).print(view.tables())
+    Console(file=out, width=120, no_color=True).print(*view.tables(folded=True))
     return out.getvalue()
 
 
@@ -56,7 +56,7 @@ def test_all_figures_fit_a_terminal_without_colour(columns: int):
             )
         )  # fmt: skip
     out = StringIO()
-    Console(file=out, width=columns, no_color=True).print(view.tables())
+    Console(file=out, width=columns, no_color=True).print(*view.tables(folded=True))
     text = out.getvalue()
 
     assert max(map(len, text.splitlines())) <= columns
@@ -86,7 +86,7 @@ def test_classes_have_the_quantiles_of_times_to_first_tokens_if_there_are_any():
             )
         )  # fmt: skip
     out = StringIO()
-    Console(file=out, width=80, no_color=True).print(view.tables())
+    Console(file=out, width=80, no_color=True).print(*view.tables(folded=True))
     lines = [line for line in out.getvalue().splitlines() if "100.0%" in line]
     rows = [line.replace("│", " ").split() for line in lines]
 

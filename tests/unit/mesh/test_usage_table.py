@@ -1,11 +1,9 @@
 """The table of `headway usage`."""
 
-from io import StringIO
-
 import pytest
-from rich.console import Console
 
 from services.mesh.verbs.cli_usage import table_of
+from services.mesh.verbs.tables import print_tables
 from shared.contracts.base import ModelName, TenantId
 from shared.contracts.tenants.usage import UsageReported, UsageRow
 from tests.clocks import NOW
@@ -17,13 +15,14 @@ ROW = UsageRow(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("columns", [80, 140])
-def test_all_figures_fit_a_terminal(columns: int):
-    out = StringIO()
-    table = table_of(UsageReported(rows=(ROW,)), ("tenant", "hour", "model", "class"))
-    Console(file=out, width=columns, no_color=True).print(table)
-    lines = out.getvalue().splitlines()
+@pytest.mark.parametrize("columns", [60, 80, 140])
+def test_names_and_figures_stay_whole(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    print_tables(table_of(UsageReported(rows=(ROW,)), ("tenant", "hour", "model", "class")))
+    (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if "1234567 " in line]
 
-    assert max(map(len, lines)) <= columns
-    (figures,) = [line.split()[-6:] for line in lines if "1234567 " in line]
-    assert figures == ["1234567", "89012", "123456789", "2345678", "34567890", "158024679"]
+    assert row[0] == "acme-production"
+    assert row[-8:-6] == ["meta-llama/Llama-3.1-8B", "interactive"]
+    assert row[-6:] == ["1234567", "89012", "123456789", "2345678", "34567890", "158024679"]
