@@ -106,6 +106,12 @@ class ServiceCli(Program, Generic[S]):
         )
         return call(function, bound)
 
+    def shared_options(self) -> tuple[str, ...]:
+        """Options of all verbs besides their own."""
+        own = self.app.meta.assemble_argument_collection()
+        names = (name for each in own for name in each.names if name.startswith("-"))
+        return (*super().shared_options(), *names)
+
     def title(self, tokens: Sequence[str]) -> str:
         """Name of the service in errors, which is that of its logs, and of a nested verb."""
         verb = self.app.meta.parse_commands(tokens)[0]

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from importlib.metadata import version
 from typing import Any, Literal
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
 
 from shared.contracts.errors import BrokerUnavailableError, MeshError, SettingsError
 from shared.runtime.help_layout import LAYOUT, shown_default
@@ -16,6 +16,7 @@ from shared.runtime.lifecycle import EXIT_FAILED, EXIT_NO_BROKER, EXIT_OK, EXIT_
 
 Errors = tuple[type[Exception], ...]
 Call = tuple[Callable[..., Any], inspect.BoundArguments]
+_SHORT = len("-v")
 Shell = Literal["bash", "zsh", "fish"]
 
 
@@ -129,7 +130,16 @@ class Program:
         """
         app = self.app
         self._check_verb(tokens)
-        function, bound, ignored = app.parse_args([*tokens], print_error=False, exit_on_error=False)
+        try:
+            function, bound, ignored = app.parse_args(
+                [*tokens], print_error=False, exit_on_error=False
+            )
+        except UnknownOptionError as error:
+            own = (each for each in error.argument_collection if each.parse)
+            names = (name for each in own for name in each.names)
+            text = error.token.keyword or error.token.value
+            chain = error.command_chain or ()
+            raise self._unknown_option(text, (*names, *self.shared_options()), chain) from error
         if function == app.help_print and not {*app.help_flags} & {*tokens}:
             raise CycloptsError(
                 msg=f"a verb is missing, one of: {', '.join(self._choices(tokens))}",
@@ -142,15 +152,33 @@ class Program:
         Check that the verb exists: cyclopts would load all verbs to say that it does not.
 
         Raises:
-            CycloptsError: There is no such verb; the message names the nearest one, or all.
+            CycloptsError: There is no such verb, or an option is in its place; the message names
+                the nearest one, or all verbs.
         """
         chain, apps, left = self.app.parse_commands(tokens)
-        if not left or left[0].startswith("-") or apps[-1].default_command is not None:
+        if not left or left[0] in self.app.help_flags or apps[-1].default_command is not None:
             return
-        known = [*self._choices(tokens)]
-        near = get_close_matches(left[0], known, n=1)
+        if left[0].startswith("-"):
+            known = self.shared_options() if chain else (*self.shared_options(), "--version")
+            raise self._unknown_option(left[0], known, chain)
+        known = (*self._choices(tokens),)
+        words = known if chain else (*known, "help", "version")
+        near = get_close_matches(left[0], words, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"it must be one of: {', '.join(known)}"
         raise CycloptsError(msg=f"there is no verb {left[0]!r}: {hint}", command_chain=chain)
+
+    def shared_options(self) -> tuple[str, ...]:
+        """Options of all verbs besides their own."""
+        return ("--help",)
+
+    def _unknown_option(
+        self, text: str, known: Sequence[str], chain: Sequence[str]
+    ) -> CycloptsError:
+        """The error for an option *text* that is none of *known*, with the nearest one."""
+        name = text.partition("=")[0]
+        near = _nearest(name, known)
+        hint = f" Did you mean {near}?" if near else ""
+        return CycloptsError(msg=f"Unknown option: {name}.{hint}", command_chain=chain)
 
     def _choices(self, tokens: Sequence[str]) -> Iterator[str]:
         above = self.app.parse_commands(tokens)[1][-1]
@@ -177,6 +205,13 @@ def _asked(tokens: list[str]) -> list[str]:
     if not tokens or tokens[0] == "help":
         return [*tokens[1:], "--help"]
     return tokens
+
+
+def _nearest(name: str, known: Sequence[str]) -> str | None:
+    """The option of *known* that is meant by *name*: its begin, its first letter, or similar."""
+    begin = f"-{name.lower()}" if len(name) == _SHORT else name
+    begun = (each for each in known if each.startswith(begin))
+    return next(iter((*begun, *get_close_matches(name, known, n=1))), None)
 
 
 def _failed(text: str, code: int) -> int:

@@ -148,7 +148,7 @@ def test_help_shows_no_password(
 
 @pytest.mark.parametrize(
     ("given", "code"),
-    [(["--help"], 0), (["up", "--help"], 0), (["top", "--help"], 0), (["tpo"], 2), (["x"], 2)],
+    [(["--help"], 0), (["up", "--help"], 0), (["top", "--help"], 0), (["tpo"], 2), (["--vers"], 2)],
 )
 def test_help_and_unknown_verbs_import_no_service_and_no_large_package(given: list[str], code: int):
     program = (
@@ -173,6 +173,15 @@ def test_help_and_unknown_verbs_import_no_service_and_no_large_package(given: li
         (["subm"], "headway: there is no verb 'subm': did you mean 'submit'?"),
         (["keys", "creat"], "headway keys: there is no verb 'creat': did you mean 'create'?"),
         (["plan", "shwo"], "headway plan: there is no verb 'shwo': did you mean 'show'?"),
+        (["verison"], "headway: there is no verb 'verison': did you mean 'version'?"),
+        (["--verison"], "headway: Unknown option: --verison. Did you mean --version?"),
+        (["--vers"], "headway: Unknown option: --vers. Did you mean --version?"),
+        (["-V"], "headway: Unknown option: -V. Did you mean --version?"),
+        (["--nosuch=1"], "headway: Unknown option: --nosuch.\n"),
+        (["keys", "--hlp"], "headway keys: Unknown option: --hlp. Did you mean --help?"),
+        (["submit", "--hlp"], "headway submit: Unknown option: --hlp. Did you mean --help?"),
+        (["up", "--prot", "3"], "headway up: Unknown option: --prot. Did you mean --port?"),
+        (["plan", "show", "--confg", "x"], "headway plan show: Unknown option: --confg. Did you"),
         (["nosuch"], "headway: there is no verb 'nosuch': it must be one of: up, submit,"),
     ],
 )

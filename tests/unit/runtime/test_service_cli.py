@@ -81,6 +81,23 @@ def test_an_unknown_verb_ends_with_2(capsys: pytest.CaptureFixture[str]):
     assert "show-plan" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("argv", "meant"),
+    [
+        (["run", "--sett", "a=b"], "--sett. Did you mean --set?"),
+        (["run", "--confg", "x"], "--confg. Did you mean --config?"),
+        (["check-config", "--jsn"], "--jsn. Did you mean --json?"),
+        (["plan", "show", "--gant"], "--gant. Did you mean --gantt?"),
+        (["--verison"], "--verison. Did you mean --version?"),
+    ],
+)
+def test_an_unknown_option_is_answered_with_the_nearest_one(
+    argv: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+):
+    assert planner(argv) == 2
+    assert f"Unknown option: {meant}\n" in capsys.readouterr().err
+
+
 def test_health_of_a_stopped_service_ends_with_1(
     capsys: pytest.CaptureFixture[str],
 ):
