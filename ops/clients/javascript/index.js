@@ -7,7 +7,7 @@ import { RequestAssembly } from "./assembly.js";
 import { EXCHANGES, KINDS } from "./contract.js";
 import { BrokerError, HeadwayError, RequestError } from "./errors.js";
 import { userOf, within } from "./link.js";
-import { checkNumbers, checkTimeLimit } from "./numbers.js";
+import { checkTimeLimit, plainFields, written } from "./numbers.js";
 import { Publisher } from "./publisher.js";
 import { Replies } from "./replies.js";
 
@@ -120,11 +120,11 @@ export class Client {
   }
 
   /** Publish a request durably: when the promise resolves, the broker has the request. */
-  async submit(fields, { idempotent = false, traceparent } = {}) {
+  async submit(given, { idempotent = false, traceparent } = {}) {
+    const fields = plainFields(given);
     if (idempotent && !fields.id) {
       throw new HeadwayError("invalid_request", "an idempotent request needs an id");
     }
-    checkNumbers(fields);
     const requestId = fields.id ?? `req-${randomUUID()}`;
     const asked = idempotent ? JSON.stringify(fields) : null;
     if (this.#outstanding.has(requestId)) return this.#join(requestId, asked);
@@ -282,7 +282,7 @@ export class Client {
 
   #publish(exchange, key, message, properties) {
     const complete = { userId: this.#userId, giveUpAfterMs: this.#giveUpAfterMs, ...properties };
-    return this.#publisher.publish(exchange, key, JSON.stringify(message), complete);
+    return this.#publisher.publish(exchange, key, written(message), complete);
   }
 }
 

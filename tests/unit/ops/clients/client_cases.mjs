@@ -132,7 +132,10 @@ const cases = {
 
   async numbersThatJsonLacks() {
     const client = await connect(URL);
-    const said = async (promise) => promise.then(() => "done", (error) => error.message);
+    const said = async (promise) =>
+      promise.then(() => "done", (error) => (error.code ? error.message.split("\n")[0] : `bare ${error}`));
+    const looped = { ...fields };
+    looped.self = looped;
     const sent = [];
     broker.onPublish = (_, { confirmed }) => sent.push(confirmed(null));
     const found = [];
@@ -142,9 +145,19 @@ const cases = {
       { ...fields, slo: { tbt_s: 0 } },
       { ...fields, temperature: Infinity },
       { endpoint: "/v1/completions", body: { logit_bias: { 7: -Infinity }, prompt: [1, NaN] } },
+      { ...fields, ttl_s: new Number(NaN) },
+      { ...fields, ttl_s: new Number(-1) },
+      { ...fields, ttl_s: new Date(NaN) },
+      { ...fields, ttl_s: { toJSON: () => NaN } },
+      { ...fields, ttl_s: () => 5 },
+      { ...fields, max_tokens: 10n },
+      { ...fields, body: { list: [1, 2n] } },
+      looped,
+      null,
     ]) {
       found.push(await said(client.submit(asked)));
     }
+    found.push(await said(client.status(1n)));
     found.push(await said(client.status("asked", { timeoutS: NaN })));
     found.push(await said(connect(URL, { giveUpAfterS: -1 })));
     return [found, sent.length];
