@@ -22,18 +22,27 @@ def read_by(read: Callable[[str], T], **options: Any) -> Parameter:
 
     Args:
         read: Raises ValueError if the text does not fit; the message of the option has its text.
-            An empty text is refused before.
         options: Further properties of the option.
     """
 
     def convert(_type: Any, tokens: Sequence[Token]) -> T:
         token = tokens[-1]
-        if not token.value.strip():
-            raise CycloptsError(msg=f"{token.keyword or 'an argument'} is empty")
         try:
             return read(token.value)
         except ValueError as error:
             raise CoercionError(msg=str(error), token=token) from error
+
+    return Parameter(converter=convert, n_tokens=1, accepts_keys=False, **options)
+
+
+def path_or_url(read: Callable[[str], T], **options: Any) -> Parameter:
+    """Option with a path or URL, as `read_by`; an empty one would be the current directory."""
+
+    def convert(_type: Any, tokens: Sequence[Token]) -> T:
+        token = tokens[-1]
+        if not token.value.strip():
+            raise CycloptsError(msg=f"{token.keyword or 'an argument'} is empty")
+        return read(token.value)
 
     return Parameter(converter=convert, n_tokens=1, accepts_keys=False, **options)
 
@@ -85,6 +94,6 @@ Positive = Annotated[int, whole(least=1)]
 """Integer of at least 1."""
 LAST_PORT = 65535
 Port = Annotated[int, whole(least=1, most=LAST_PORT)]
-File = Annotated[Path, read_by(Path, metavar="FILE")]
-Folder = Annotated[Path, read_by(Path, metavar="DIR")]
+File = Annotated[Path, path_or_url(Path, metavar="FILE")]
+Folder = Annotated[Path, path_or_url(Path, metavar="DIR")]
 Name = Annotated[str, Parameter(metavar="NAME")]

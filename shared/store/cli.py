@@ -14,7 +14,7 @@ from sqlalchemy import func, select
 from shared.contracts.errors import MeshError, SettingsError
 from shared.runtime.cli import print_data
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK
-from shared.runtime.options import File, JsonOption, read_by
+from shared.runtime.options import File, JsonOption, path_or_url
 from shared.runtime.program import commands
 from shared.runtime.settings import load_group
 from shared.store.database import Database
@@ -38,11 +38,11 @@ class Place:
     """Options that locate the store; without them the variables HEADWAY_STORE_<FIELD> do."""
 
     # No default in the help: the URL may contain a password.
-    url: Annotated[str | None, read_by(str, metavar="URL")] = None
+    url: Annotated[str | None, path_or_url(str, metavar="URL")] = None
     """Database, of PostgreSQL or SQLite."""
-    data_dir: Annotated[str | None, read_by(str, metavar="DIR")] = None
+    data_dir: Annotated[str | None, path_or_url(str, metavar="DIR")] = None
     """Directory of the SQLite store."""
-    files: Annotated[str | None, read_by(str, metavar="URL")] = None
+    files: Annotated[str | None, path_or_url(str, metavar="URL")] = None
     """Place of file bodies, an fsspec URL."""
 
     def located(self) -> tuple[Location, StoreSettings]:

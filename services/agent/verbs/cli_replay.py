@@ -14,7 +14,7 @@ from shared.contracts.requests import QueuedRequest
 from shared.runtime import extensions
 from shared.runtime.cli import print_data
 from shared.runtime.lifecycle import EXIT_OK
-from shared.runtime.options import AsJson, SecondsOption, read_by
+from shared.runtime.options import AsJson, SecondsOption, path_or_url
 from solver.instance.commands import Submit
 from solver.instance.instance import Instance
 from solver.planning.added_operations import AddedOperation
@@ -25,7 +25,7 @@ _TEXT_LENGTH = 100
 
 
 def replay(
-    file: Annotated[Path, read_by(Path, help="File of the setting `record`.")],
+    file: Annotated[Path, path_or_url(Path, help="File of the setting `record`.")],
     /,
     *,
     about: Annotated[str | None, Parameter(metavar="TEXT")] = None,

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from cyclopts import Parameter
 
 from shared.contracts.errors import ContractError, SettingsError
-from shared.runtime.options import read_by
+from shared.runtime.options import path_or_url, read_by
 from shared.tenants.usage_questions import parse_duration, parse_time
 
 AMQP_VARIABLE = "HEADWAY_AMQP_URL"
@@ -21,7 +21,7 @@ _BROKER: dict[str, Any] = {
     "help": "URL of the mesh's broker, or of each of its nodes, separated by commas; default: "
     f"{AMQP_VARIABLE}, else the local broker.",
 }
-AmqpUrl = Annotated[str, read_by(str, **_BROKER)]
+AmqpUrl = Annotated[str, path_or_url(str, **_BROKER)]
 UncheckedAmqpUrl = Annotated[str, Parameter(**_BROKER)]
 """The same, also empty: for a verb with another option that takes precedence."""
 DEFAULT_GATEWAY = "http://127.0.0.1:8000"
