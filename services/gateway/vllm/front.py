@@ -116,7 +116,7 @@ class Applications:
             return math.inf
         tokenizer = self._clients[model][0].renderer.get_tokenizer()
         entry = self._gateway.registry.entry(model)
-        return entry.max_model_len * tokenizer.max_chars_per_token
+        return entry.max_model_len * float(tokenizer.max_chars_per_token)
 
     def document(self) -> bytes:
         """The OpenAPI document of the routes that at least one model has; blocks for a second."""
