@@ -52,8 +52,8 @@ def generate(
     The best plan found within *budget_s*; never worse than keeping the plan in force.
 
     Args:
-        budget_s: Search time by *clock*, without the time to load the problem and the plan in
-            force, which small problems need most of.
+        budget_s: Search time by *clock*, from the call on. The first plan is made even if it takes
+            longer.
         clock: CPU or wall time; only differences count.
         seed: Seed of the search; equal seeds with equal numbers of moves give equal plans.
 
@@ -61,12 +61,12 @@ def generate(
     Differs: the plan in force is improved by annealing on the true objective. The best plan so far
     is kept, so that there is a plan at any time and in any overload.
     """
+    begun_at = clock()
     tables, state = _kept(problem)
     kept, kept_cost = order_of(state), cost_of(problem, tables, state)
     if len(tables.served) == 0 or budget_s <= 0:
         return GeneratedPlan(order=kept, cost=kept_cost, kept_cost=kept_cost, num_moves=0)
     annealer = Annealer(tables, state, seed=seed)
-    begun_at = clock()
     search = Search(annealer, problem.num_groups, lambda: (clock() - begun_at) / budget_s)
     if _is_warm(problem):
         search.from_plan()
