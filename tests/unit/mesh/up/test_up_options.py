@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ops.ports import free_port
 from services.mesh.cli import MeshProgram
 from services.mesh.spec import AgentSpec, MeshSpec
 from services.mesh.start_checks import check_instances, check_ports
@@ -99,10 +100,14 @@ def test_gateways_have_ports_of_their_own(tmp_path: Path):
 
 
 def test_a_port_in_use_is_refused_by_number(tmp_path: Path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(SettingsError, match=f"cannot listen on 127.0.0.1:{port}"):
-            check_ports(spec_of(tmp_path, gateway_port=port - 1, gateways=2))
+    first, second = free_port(), free_port()
+    while second != first + 1:
+        first, second = second, free_port()
+    with (
+        socket.create_server(("127.0.0.1", second)),
+        pytest.raises(SettingsError, match=f"cannot listen on 127.0.0.1:{second}"),
+    ):
+        check_ports(spec_of(tmp_path, gateway_port=first, gateways=2))
 
 
 async def test_an_id_in_use_is_refused_by_name(tmp_path: Path):
