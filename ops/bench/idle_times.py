@@ -44,7 +44,12 @@ async def watch(look: Callable[[], Mapping[str, float]], samples: Samples) -> No
 
 @contextlib.asynccontextmanager
 async def idle_times_of(url: str) -> AsyncIterator[Samples]:
-    """Context that looks at the metrics which a leader's process exports at *url*."""
+    """
+    Context that looks at the metrics which a leader's process exports at *url*.
+
+    Raises:
+        aiohttp.ClientError: The metrics could not be read.
+    """
     samples: Samples = []
 
     async def looking() -> None:
@@ -58,6 +63,8 @@ async def idle_times_of(url: str) -> AsyncIterator[Samples]:
     task = asyncio.create_task(looking(), name="idle times")
     try:
         yield samples
+        if task.done():  # it has failed, so that the times are not known
+            task.result()
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

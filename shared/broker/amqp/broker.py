@@ -111,12 +111,7 @@ class AmqpBroker:
         await self._consuming.declare_exchange(spec)
 
     async def has_exchange(self, name: str) -> bool:
-        try:
-            async with self._consuming.calling(f"look for exchange {name}") as channel:
-                await channel.exchange_declare(name, passive=True)
-        except QueueNotFoundError:
-            return False
-        return True
+        return await self._consuming.has_exchange(name)
 
     async def declare_queue(self, spec: QueueSpec) -> None:
         await self._consuming.declare_queue(spec)

@@ -21,7 +21,12 @@ from shared.broker.amqp.nodes import Node, Nodes, parts_of
 from shared.broker.amqp.transport import GatheringTransport
 from shared.broker.arguments import exchange_arguments, queue_arguments
 from shared.broker.protocol import ExchangeSpec, QueueSpec
-from shared.contracts.errors import BrokerUnavailableError, MeshError, SettingsError
+from shared.contracts.errors import (
+    BrokerUnavailableError,
+    MeshError,
+    QueueNotFoundError,
+    SettingsError,
+)
 from shared.runtime.events import EventLogger
 
 log = EventLogger(__name__)
@@ -224,6 +229,15 @@ class AmqpConnection:
                 durable=True,
                 arguments=dict(exchange_arguments(spec)),
             )
+
+    async def has_exchange(self, name: str) -> bool:
+        """Return whether the exchange exists, by a passive declare."""
+        try:
+            async with self.calling(f"look for exchange {name}") as channel:
+                await channel.exchange_declare(name, passive=True)
+        except QueueNotFoundError:  # AMQP has one code for all missing objects
+            return False
+        return True
 
     async def declare_queue(self, spec: QueueSpec) -> None:
         """Create a queue, or compare an existing one; raises the errors of `amqp_errors`."""

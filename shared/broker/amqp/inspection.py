@@ -50,12 +50,7 @@ class Inspection:
 
     async def has_exchange(self, name: str) -> bool:
         """Return whether the exchange exists."""
-        try:
-            async with self._connection.calling(f"exchange {name}") as channel:
-                await channel.exchange_declare(name, passive=True)
-        except QueueNotFoundError:  # AMQP has one code for all missing objects
-            return False
-        return True
+        return await self._connection.has_exchange(name)
 
     async def has_queue(self, name: str) -> bool:
         """
