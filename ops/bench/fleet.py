@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ops.bench.idle_times import idle_times_of, longest_s
+from ops.bench.idle_times import idle_times_of, longest_swaps
 from ops.bench.meshes import bench_mesh, bench_producer, simulated_agent
 from ops.bench.progress import say
 from ops.bench.result import Line, Result
@@ -232,7 +232,7 @@ async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
         ),
         Line(
             name="longest idle time beside work, in swap times",
-            value=longest_s(idle) / ENGINE.warm_activation_s,
+            value=longest_swaps(idle),
             bound=MOST_IDLE_SWAPS,
         ),
     ]

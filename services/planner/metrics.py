@@ -1,7 +1,7 @@
 """Prometheus metrics of a planner, by role."""
 
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -10,6 +10,7 @@ from services.planner.leader.plan_report import advice_of
 from services.planner.routed.routing import Routing
 from services.planner.state import GrouperState, LeaderState
 from shared.contracts.qos import QosClass
+from shared.contracts.telemetry import InstanceStatus, Residency
 from shared.runtime.metrics import OTHER, Series, StateCollector, counter, gauge
 from solver.prediction.lengths.prompt_lengths import PromptLengths
 
@@ -105,6 +106,14 @@ def _longest(unserved_s: dict[str, float]) -> list[tuple[tuple[str], float]]:
     if len(longest) > MAX_LANES:
         bounded.append(((OTHER,), longest[MAX_LANES][1]))
     return bounded
+
+
+def _swaps_s(instances: Mapping[str, InstanceStatus]) -> Iterator[tuple[str, float]]:
+    """Shortest time to activate another model, for each instance that has one."""
+    for name, status in sorted(instances.items()):
+        others = [e.activate_s for e in status.models if e.residency is not Residency.ACTIVE]
+        if others:
+            yield name, min(others)
 
 
 GROUPER: tuple[Series[GrouperState], ...] = (
@@ -270,6 +279,12 @@ ACTIVE_LEADER: tuple[Series[LeaderState], ...] = (
         "headway_planner_instances",
         "Instances with a recent status",
         lambda state: len(state.instances),
+    ),
+    gauge(
+        "headway_instance_swap_seconds",
+        "Shortest time to activate another model on an instance",
+        lambda state: (((name,), s) for name, s in _swaps_s(state.instances)),
+        "instance",
     ),
     gauge(
         "headway_planner_lane_requests",

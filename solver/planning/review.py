@@ -72,8 +72,8 @@ class Basis:
     idle: frozenset[tuple[InstanceId, bool]] = frozenset()
     """
     Instances without work in the plan, although work waited that they could serve, each with True
-    if it also ran nothing. Others are a reason for a new plan, and those that have ended what they
-    ran, which may have made a swap too dear.
+    if a swap there was free of the prices of running requests and of express arrivals. Others are a
+    reason for a new plan, and those that have become free.
     """
     alarms: frozenset[GroupId] = frozenset()
     """
@@ -194,7 +194,7 @@ def _cause(
 def _has_more_idle(
     before: frozenset[tuple[InstanceId, bool]], now: frozenset[tuple[InstanceId, bool]]
 ) -> bool:
-    """True if another instance is without work, or one of them has ended what it ran."""
+    """True if another instance is without work, or one of them has become free to swap."""
     known = {name for name, _ in before}
     return any(name not in known or (free and (name, True) not in before) for name, free in now)
 
@@ -204,14 +204,14 @@ def _idle(
 ) -> frozenset[tuple[InstanceId, bool]]:
     """
     Instances without work in *order*, although work waits that they could serve, and whether they
-    run nothing.
+    are free to swap: nothing runs there, and no express arrivals are expected.
     """
     instances = problem.instances
     waiting = np.unique(problem.groups.model[order.groups])
     can_serve = np.isfinite(instances.activate_s[:, waiting]).any(axis=1)
-    runs_nothing = instances.available_s + instances.drain_s == 0
+    busy = instances.available_s + instances.drain_s + instances.express_per_s
     return frozenset(
-        (snapshot.instances[g].instance_id, bool(runs_nothing[g]))
+        (snapshot.instances[g].instance_id, bool(busy[g] == 0))
         for g in np.flatnonzero((np.diff(order.starts) == 0) & can_serve)
     )
 

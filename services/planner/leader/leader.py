@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from services.planner.leader.idle_times import waiting_models
 from services.planner.leader.lane_forecasts import GROUPER_SILENT_S, forecasts_of
 from services.planner.leader.lso_preview import heads_of
 from services.planner.leader.orphaned_inboxes import InboxClaims
@@ -129,7 +128,7 @@ class Leader:
             return  # there is no instance, or all instances drain
         self.state.idle.look(
             [each for each in self.state.instances.values() if each.takes_in],
-            waiting_models(self.state.waiting),
+            self.state.counts.passages(),
             {each.instance_id for each in snapshot.instances if each.express_per_s},
             now,
         )

@@ -27,9 +27,21 @@ class QueueTotal:
     pulled: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """Requests of one queue, numbered in the order in which they leave it."""
+
+    left: int
+    """Requests that have left the queue so far."""
+    last: int
+    """Number of the last request that waits; equal to `left` if none waits."""
+
+
 @dataclass(slots=True)
 class _Queue:
     expected: int = 0
+    pulled: int = 0
+    """Number of requests that all sources have pulled from the queue."""
     moved: int = 0
     """Number of requests that the source has put into and pulled from the queue."""
     changed_at: UnixTime = 0.0
@@ -120,6 +132,13 @@ class QueueCounts:
     def waiting(self) -> dict[str, int]:
         """Requests that wait in each queue that exists."""
         return {name: max(0, queue.expected) for name, queue in self._queues.items()}
+
+    def passages(self) -> dict[str, Passage]:
+        """Requests that have left each queue that exists, and that wait there."""
+        return {
+            name: Passage(queue.pulled, queue.pulled + max(0, queue.expected))
+            for name, queue in self._queues.items()
+        }
 
     def unserved_s(self, now: UnixTime) -> dict[str, Seconds]:
         """
@@ -279,6 +298,7 @@ class QueueCounts:
         if pulled:
             known.unserved_since = now
         known.moved += put + pulled
+        known.pulled += pulled
         known.changed_at = now
         if source.at <= now - SILENT_S:
             # Audits have not waited for this source, so their counts may include its operations.

@@ -1,11 +1,12 @@
 """Counters of the time for which instances are idle although work waits."""
 
-from services.planner.leader.idle_times import IdleTimes, waiting_models
-from shared.contracts.base import ModelName
+from services.planner.leader.idle_times import IdleTimes
+from solver.planning.problem.queue_counts import Passage
 from tests.queued import MODEL, OTHER
 from tests.unit.planner.leader_rig import status
 
-WAITING = frozenset({OTHER})
+LANE = f"lane.2.{OTHER}.low.3.w0"
+WAITING = {LANE: Passage(left=4, last=6)}
 
 
 def test_time_between_two_idle_looks_counts():
@@ -32,9 +33,10 @@ def test_instances_that_work_swap_or_have_no_other_model_are_not_idle():
         status("swaps", activating=OTHER),
         status("has one model", models=status("i").models[:1]),
     ]
+    waiting = {LANE: Passage(0, 1), f"relegated.{MODEL}": Passage(0, 1)}
     times = IdleTimes()
     for now in (10.0, 11.0):
-        times.look(statuses, frozenset({MODEL, OTHER}), frozenset(), now)
+        times.look(statuses, waiting, frozenset(), now)
 
     assert times.idle_s == {}
 
@@ -42,13 +44,23 @@ def test_instances_that_work_swap_or_have_no_other_model_are_not_idle():
 def test_idle_time_without_waiting_work_does_not_count():
     times = IdleTimes()
     times.look([status("i")], WAITING, frozenset(), 10.0)
-    times.look([status("i")], frozenset(), frozenset(), 11.0)
-    times.look([status("i")], WAITING, frozenset(), 12.0)
+    times.look([status("i")], {LANE: Passage(left=6, last=6)}, frozenset(), 11.0)
+    times.look([status("i")], {LANE: Passage(left=6, last=7)}, frozenset(), 12.0)
 
     assert times.idle_s == {}
 
 
-def test_models_of_waiting_requests_are_those_of_all_their_queues():
-    waiting = {"lane.2.a.low.3.w0": 1, "relegated.b": 2, "overflow.2.c.low.3.w0": 0, "inbox.i": 4}
+def test_requests_that_are_pulled_before_the_next_look_are_not_waiting_work():
+    times = IdleTimes()
+    for now, passage in ((10.0, Passage(4, 6)), (11.0, Passage(6, 8)), (12.0, Passage(7, 9))):
+        times.look([status("i")], {LANE: passage}, frozenset(), now)
 
-    assert waiting_models(waiting) == {ModelName("a"), ModelName("b")}
+    assert times.idle_s == {"i": 1.0}, "the second of the requests of 11.0 waits at 12.0 too"
+
+
+def test_requests_in_inboxes_of_other_instances_are_not_work_of_the_mesh():
+    times = IdleTimes()
+    for now in (10.0, 11.0):
+        times.look([status("i")], {"inbox.j": Passage(0, 4)}, frozenset(), now)
+
+    assert times.idle_s == {}

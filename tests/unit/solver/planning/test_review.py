@@ -229,6 +229,18 @@ def test_an_instance_whose_running_work_has_ended_beside_waiting_work_causes_a_n
     assert {place[0] for place in second.places(world).values()} == {"i", "j"}
 
 
+def test_an_idle_instance_causes_a_new_plan_when_no_more_express_requests_are_expected_there():
+    kept = instance("j", active=B, express_per_s={"high": 9.0})
+    world = snapshot_of(*(a_group(A, n) for n in range(8)), instances=(instance("i"), kept))
+    first = reviewed(world)
+    free = following(world, first, instances=(instance("i"), instance("j", active=B)))
+    second = reviewed(free, first)
+
+    assert first.basis.idle == {("j", False)}
+    assert second.cause is Cause.IDLE
+    assert {place[0] for place in second.places(world).values()} == {"i", "j"}
+
+
 def test_an_idle_instance_that_begins_to_run_something_causes_no_new_plan():
     world = snapshot_of(a_group(A, 0), instances=(instance("i"), instance("j", active=B)))
     first = reviewed(world)

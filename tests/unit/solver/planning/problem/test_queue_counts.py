@@ -6,6 +6,7 @@ from solver.planning.problem.queue_counts import (
     FIRST_RECOUNT_S,
     SETTLE_S,
     SILENT_S,
+    Passage,
     QueueCounts,
     QueueTotal,
 )
@@ -36,6 +37,15 @@ def test_put_minus_pulled_requests_wait():
     assert counts.waiting() == {LANE: 4}
     reported(counts, "agent", 2.0, pulled=4, put=2)
     assert counts.waiting() == {LANE: 5}
+
+
+def test_a_request_of_an_earlier_passage_waits_until_as_many_have_left():
+    counts = started("grouper", "agent")
+    reported(counts, "grouper", 1.0, put=3)
+    assert counts.passages() == {LANE: Passage(left=0, last=3)}
+    reported(counts, "agent", 2.0, pulled=2)
+    reported(counts, "grouper", 2.0, put=5)
+    assert counts.passages() == {LANE: Passage(left=2, last=5)}
 
 
 def test_pull_that_is_reported_before_its_put_does_not_count_as_negative():
