@@ -39,7 +39,7 @@ class Prices:
     second: float
     """
     Cost of one second of a drain or an activation on one instance: what the instance would serve
-    meanwhile waits longer, and as much of it is late as in the plan in force.
+    meanwhile waits longer, a multiple of it because more requests will arrive.
     """
     move: Floats
     """
@@ -214,8 +214,7 @@ def running_order(problem: PlanningProblem) -> QueueOrder:
 def prices_of(problem: PlanningProblem) -> Prices:
     """Prices of a change of the plan in force."""
     objective, scales, late = problem.objective, scales_of(problem), _late_in_force(problem)
-    late_share = float(problem.groups.weight @ late) / scales.weight
-    lost = objective.waiting / scales.queue_s + objective.drain * late_share / scales.work_s
+    lost = objective.lost * objective.waiting / scales.queue_s
     price = objective.moved / max(1, problem.num_groups)
     return Prices(
         second=lost / problem.num_instances,

@@ -121,11 +121,11 @@ class Objective:
     `max_tardiness`.
     """
     max_tardiness: float = 5.0
-    drain: float = 0.6
+    lost: float = 3.0
     """
-    Weight of requests that are late because of drains and activations, as a multiple of the late
-    share of the plan in force, in units of the mean work of a group (`Prices.second`). A swap takes
-    the activation and that of the replaced model later, which must come back.
+    Weight of the time that an instance loses by drains and activations, as a multiple of the weight
+    of waiting: it delays the known work and that which will arrive. A swap takes the activation and
+    that of the replaced model later, which must come back.
     """
     moved: float = 0.02
     """

@@ -70,13 +70,16 @@ def test_pulled_work_delays_all_groups():
 def test_a_model_change_drains_and_activates_and_costs_the_way_back(
     instance: Instance, models: tuple[int, int], setup_s: float, back_s: float
 ):
-    """The first group's drain takes 3 s, the activation 5 s; a deadline measures the delay."""
+    """
+    The first group's drain takes 3 s, the activation 5 s; a deadline measures the delay. The lost
+    time counts three times: it also delays work that will arrive.
+    """
     groups = [Group(model=model, drain_s=3.0) for model in models]
     problem = a_problem(groups, [instance])
 
     cost = plan_cost(problem, an_order([0, 1]))
 
-    assert cost.drain == pytest.approx(0.003 * (setup_s + back_s) / 20.0)
+    assert cost.drain == pytest.approx(3 * 0.003 * (setup_s + back_s) / 20.0)
     assert late_after(problem, 20.0 + setup_s) == 0.0
     assert late_after(problem, 18.0 + setup_s) > 0.0
 
@@ -102,7 +105,7 @@ def test_a_model_change_costs_its_time_if_the_plan_in_force_has_work_for_the_ins
     problem = a_problem(
         [Group(model=1), Group()], [Instance(active=1)], running=[(0, 0), (NONE, NONE)]
     )
-    assert plan_cost(problem, an_order([0, 1])).drain == pytest.approx(0.003 * 10.0 / 20.0)
+    assert plan_cost(problem, an_order([0, 1])).drain == pytest.approx(3 * 0.003 * 10.0 / 20.0)
 
 
 def test_a_swap_costs_the_express_requests_that_arrive_until_the_model_is_back():
