@@ -126,6 +126,11 @@ class MeshLanes:
         self.num_waiting -= 1
         return found.resumed.popleft() if found.resumed else found.queue.popleft()
 
+    def requests(self) -> Iterator[MeshRequest]:
+        """All waiting requests."""
+        for lane in self._lanes.values():
+            yield from _in_order(lane)
+
     def of_model(self, model: str) -> list[str]:
         """Lanes of *model* with waiting requests."""
         return [n for n, lane in self._lanes.items() if lane.key.model == model and lane.waiting]
