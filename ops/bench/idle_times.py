@@ -20,7 +20,6 @@ PERIOD_S: Seconds = 1.0
 """Time between two looks at the counters."""
 
 
-
 @dataclass(frozen=True, slots=True)
 class Look:
     """Metrics of the instances at one time, by instance."""

@@ -241,9 +241,7 @@ async def _served(asked: list[Asked]) -> Record:
                 )
             await client.consume(queue.name, planned, prefetch=64)
             leader = mesh.healths["leader-0"].metrics
-            watching = asyncio.create_task(
-                watch(lambda: look_at(leader.collect()), record.idle)
-            )
+            watching = asyncio.create_task(watch(lambda: look_at(leader.collect()), record.idle))
             began_at = asyncio.get_running_loop().time()
             await asyncio.gather(*(_one(producer, each, began_at, record) for each in asked))
             watching.cancel()
