@@ -341,8 +341,8 @@ class Runs:
         call = request.call
         if call is None or Capability.CALLS not in self._capabilities:
             raise ContractError(
-                f"endpoint is not supported: instance {self._instance_id} has an engine without "
-                "vLLM",
+                f"endpoint is not supported: the engine of instance {self._instance_id} answers no "
+                "bodies",
                 code="unsupported_parameter",
                 param="endpoint",
             )

@@ -1,4 +1,7 @@
-"""The front without vLLM: text of the mesh's own engines, and bodies for servers of others."""
+"""
+The front without vLLM: text of the mesh's own engines, and bodies for simulated engines and servers
+of others.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,7 +10,9 @@ import msgspec
 
 from services.gateway.admission import read_ahead
 from services.gateway.door import ROUTES, Door
+from services.gateway.instances import Instances
 from services.gateway.pass_through import PassThrough
+from services.gateway.replies import SIMULATED_ENGINE
 from services.gateway.routes import TEXT_ENDPOINTS, build_app
 from services.gateway.state import Gateway
 from shared.contracts.base import ModelName
@@ -16,31 +21,46 @@ from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry
 from shared.runtime.health import Health
 
+BODY_ENDPOINTS = ("/v1/responses", "/v1/messages")
+"""Endpoints of which simulated engines of the mesh read bodies."""
+
 
 def light_front(gateway: Gateway, health: Health) -> "LightFront":
     """The ASGI application of a gateway without vLLM."""
     passing = PassThrough(gateway.producer)
-    door = Door(gateway, _Servers(gateway.registry, passing))
+    door = Door(gateway, _Readers(gateway.registry, gateway.instances, passing))
     return LightFront(gateway, build_app(gateway, health), door)
 
 
-class _Servers(Mapping[ModelName, PassThrough]):
-    """Base model that takes bodies -> its application; follows the registry."""
+class _Readers(Mapping[ModelName, PassThrough]):
+    """
+    Base model whose servers or engines read bodies -> its application; follows the registry and the
+    instances.
+    """
 
-    def __init__(self, registry: ModelRegistry, application: PassThrough) -> None:
+    def __init__(
+        self, registry: ModelRegistry, instances: Instances, application: PassThrough
+    ) -> None:
         self._registry = registry
+        self._instances = instances
         self._application = application
 
     def __getitem__(self, model: ModelName) -> PassThrough:
-        if self._registry.entry(model).takes_bodies:
+        if _reads_bodies(self._registry.entry(model), self._instances):
             return self._application
         raise KeyError(model)
 
     def __iter__(self) -> Iterator[ModelName]:
-        return (base for base in self._registry.bases if self._registry.entry(base).takes_bodies)
+        entries = (self._registry.entry(base) for base in self._registry.bases)
+        return (entry.name for entry in entries if _reads_bodies(entry, self._instances))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+def _reads_bodies(entry: ModelEntry, instances: Instances) -> bool:
+    """True if each instance of a model reads bodies, whole and streamed."""
+    return entry.takes_bodies or instances.engines(entry.name) == {SIMULATED_ENGINE}
 
 
 class _Named(msgspec.Struct, frozen=True):
@@ -68,17 +88,28 @@ class LightFront:
             await self._text(scope, receive, send)
             return
         async with read_ahead(self._gateway, scope, receive) as (request, body):
-            model = self._model_in(body)
-            # The text application has few endpoints; the door names an unknown model for all.
-            is_text = scope["path"] in TEXT_ENDPOINTS if model is None else not model.takes_bodies
-            application = self._text if is_text else self._door
+            takes = self._takes_body(self._model_in(body), scope["path"])
+            application = self._door if takes else self._text
             await application(request.scope, request.receive, send)
 
     def _may_take_body(self, scope: dict[str, Any]) -> bool:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in ROUTES:
             return False
         registry = self._gateway.registry
-        return any(registry.entry(base).takes_bodies for base in registry.bases)
+        return scope["path"] in BODY_ENDPOINTS or any(
+            registry.entry(base).takes_bodies for base in registry.bases
+        )
+
+    def _takes_body(self, model: ModelEntry | None, path: str) -> bool:
+        """
+        True if the door passes on a body for *model* at *path*. The text application has few
+        endpoints, so the door names an unknown model for the others.
+        """
+        if model is None:
+            return path not in TEXT_ENDPOINTS
+        if model.takes_bodies:
+            return True
+        return path in BODY_ENDPOINTS and _reads_bodies(model, self._gateway.instances)
 
     def _model_in(self, body: bytes) -> ModelEntry | None:
         """The model that a body names; None without a known model, or if *body* was not read."""

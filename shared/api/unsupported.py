@@ -1,6 +1,6 @@
 """Fields of OpenAI's and vLLM's APIs that would change an answer and are refused by name."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import msgspec
@@ -60,12 +60,13 @@ UnsupportedFields = msgspec.defstruct(
 """Fields of a body that are not supported; decoding skips all other fields."""
 
 
-def refuse_unsupported(fields: msgspec.Struct) -> None:
+def refuse_unsupported(fields: msgspec.Struct, *, but: Container[str] = ()) -> None:
     """
     Check that the body sets none of the fields that are not supported.
 
     Args:
         fields: The body, decoded as `UnsupportedFields`.
+        but: Fields that the caller supports.
 
     Raises:
         ContractError: The body sets such a field; the message names the field.
@@ -73,7 +74,11 @@ def refuse_unsupported(fields: msgspec.Struct) -> None:
     for name, accepted in WITHOUT_EFFECT.items():
         value = getattr(fields, name)
         # Compared by type as well: `logprobs: 0` requests log-probabilities, `false` does not.
-        if value is None or any(type(value) is type(each) and value == each for each in accepted):
+        if (
+            value is None
+            or name in but
+            or any(type(value) is type(each) and value == each for each in accepted)
+        ):
             continue
         only = f"; only {msgspec.json.encode(accepted[0]).decode()} is accepted" if accepted else ""
         raise ContractError(

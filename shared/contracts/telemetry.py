@@ -55,7 +55,7 @@ class Capability(Enum):
     no text of these answers.
     """
     CALLS = "calls"
-    """The backend answers calls, with vLLM's application or a server of others."""
+    """The backend answers calls, with an application of its own or a server of others."""
     RESUME = "resume"
     """A run continues after the progress of earlier runs; otherwise it begins again."""
 

@@ -5,11 +5,8 @@ import json
 import msgspec
 import pytest
 
-from ops.sim.virtual_time import LoopClock
-from services.agent.backends.base import EngineCall, EngineOutput, EngineRequest
-from services.agent.backends.settings import SimulatedSettings
-from services.agent.backends.simulated.backend import SimulatedEngine
-from shared.contracts.errors import ContractError, UnsupportedError
+from services.agent.backends.base import EngineOutput
+from shared.contracts.errors import ContractError
 from shared.contracts.requests import (
     ApiCall,
     ChildAnswer,
@@ -21,10 +18,9 @@ from shared.contracts.requests import (
     RunStarted,
     StepDetails,
 )
-from shared.models.registry import ModelRegistry
 from tests.agents.rig import REPLY, AgentRig, R
 from tests.agents.streamed import chunks_of, tokens_of
-from tests.queued import MODEL, a_request, sampling
+from tests.queued import a_request, sampling
 
 pytestmark = pytest.mark.virtual_time
 
@@ -202,22 +198,8 @@ async def test_invalid_body_fails_with_the_status_and_field_of_vllm(able: AgentR
     assert (error.status, error.param, error.message) == (422, "temperature", "bad temperature")
 
 
-async def test_engine_without_vllm_refuses_calls(rig: AgentRig):
+async def test_an_engine_that_answers_no_bodies_refuses_calls(rig: AgentRig):
     await rig.put(a_call())
     error = (await rig.failed()).error
 
     assert (error.code, error.param) == ("unsupported_parameter", "endpoint")
-
-
-async def test_simulated_engine_refuses_calls(registry: ModelRegistry):
-    settings = SimulatedSettings(time_scale=0.0)
-    engine = SimulatedEngine([registry.entry(MODEL)], settings, LoopClock())
-    await engine.start()
-    await engine.activate(MODEL)
-    call = EngineCall(endpoint="/v1/completions", body=b"{}", seed=0)
-
-    with pytest.raises(UnsupportedError):
-        engine.submit(
-            EngineRequest(request_id=R, model=MODEL, prompt=(), sampling=sampling(), call=call)
-        )
-    await engine.close()

@@ -13,9 +13,9 @@ from services.agent.backends.remote.deltas import (
     read,
     refusal,
 )
-from services.agent.backends.remote.responses import response_of
 from services.agent.backends.remote.server import OK, Server
 from services.agent.backends.remote.stream import events_of
+from services.agent.backends.responses import response_of
 from shared.api.sse import data_of
 from shared.contracts.errors import ConnectionBrokenError, ContractError
 from shared.contracts.requests import UNKNOWN_TOKEN, FinishReason, Progress, StepDetails

@@ -20,6 +20,7 @@ from services.agent.backends.base import (
 )
 from services.agent.backends.policies import create_policy
 from services.agent.backends.settings import SimulatedSettings
+from services.agent.backends.simulated.bodies.bodies import Bodies
 from services.agent.backends.simulated.core import SimulatedEngineCore
 from services.agent.backends.simulated.models import SimulatedModels
 from services.agent.backends.simulated.safepoints import Passage, has_safepoints
@@ -48,7 +49,7 @@ class SimulatedEngine(AnsweringBackend):
     """
     Engine backend whose engine computes no model.
 
-    Answers are hashes of prompts.
+    Answers are hashes of prompts. Bodies are answered by a small application (`bodies`).
 
     Differs from a real model: penalties, top-p and top-k are accepted and have no effect.
     """
@@ -71,6 +72,7 @@ class SimulatedEngine(AnsweringBackend):
         self._iterations: deque[EngineIteration] = deque(maxlen=_MAX_ITERATIONS)
         self._work = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
+        self._bodies = Bodies(submit=self._run, cancel=self._abort_run, report=self._report)
 
     @property
     def identity(self) -> EngineIdentity:
@@ -79,6 +81,7 @@ class SimulatedEngine(AnsweringBackend):
             device="simulated",
             capabilities=capabilities_with(
                 {
+                    Capability.CALLS: True,
                     Capability.CHECKPOINT: self._settings.host_kv_tokens,
                     Capability.LAYER_PREEMPTION: has_safepoints(self._settings),
                 }
@@ -202,6 +205,15 @@ class SimulatedEngine(AnsweringBackend):
                 await task
 
     def _submit(self, request: EngineRequest) -> None:
+        if request.call is None:
+            self._run(request)
+            return
+        self._require_alive()
+        entry, vocab_size = self._entries[request.model], self._vocab_sizes[request.model]
+        self._bodies.begin(request, request.call, entry, vocab_size)
+
+    def _run(self, request: EngineRequest) -> None:
+        """Submit a request in tokens."""
         if self._settings.crash_on_token in request.prompt:
             self._die()
         core = self._core
@@ -214,6 +226,10 @@ class SimulatedEngine(AnsweringBackend):
         self._on_arrival(core, request)
 
     def _cancel(self, request_id: RequestId) -> None:
+        if not self._bodies.cancel(request_id):
+            self._abort_run(request_id)
+
+    def _abort_run(self, request_id: RequestId) -> None:
         if self._core is not None:
             self._core.abort(request_id)
 
@@ -252,6 +268,7 @@ class SimulatedEngine(AnsweringBackend):
             self._loop_task = None
         self._ended = self._totals()
         self._core = None
+        self._bodies.clear()
         self._residency.clear()
         self._lose("the engine died while the request ran")
 
@@ -292,20 +309,19 @@ class SimulatedEngine(AnsweringBackend):
         Report the new tokens of an iteration; a request's first token ends its prefill.
         """
         now = self._clock.now()
-        self._report(
-            [
-                NewOutput(
-                    each.request_id,
-                    EngineOutput(
-                        token_ids=each.token_ids,
-                        finish_reason=each.finish_reason,
-                        cached_tokens=each.cached_tokens,
-                        prefill_s=core.prefill_times.end(each.request_id, now) or 0.0,
-                    ),
-                )
-                for each in result.outputs
-            ]
-        )
+        new = [
+            NewOutput(
+                each.request_id,
+                EngineOutput(
+                    token_ids=each.token_ids,
+                    finish_reason=each.finish_reason,
+                    cached_tokens=each.cached_tokens,
+                    prefill_s=core.prefill_times.end(each.request_id, now) or 0.0,
+                ),
+            )
+            for each in result.outputs
+        ]
+        self._report([output for each in new for output in self._bodies.outputs_of(each)])
 
 
 def _fitted(entry: ModelEntry, settings: SimulatedSettings) -> ModelEntry:

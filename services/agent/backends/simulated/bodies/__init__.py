@@ -1,0 +1,1 @@
+"""Application of simulated engines: answers the bodies of the four endpoints that generate text."""
