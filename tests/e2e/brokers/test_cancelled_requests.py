@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,18 +152,24 @@ def assert_cancelled(replies: list[Reply]) -> None:
     assert failed.error.code == "cancelled"
 
 
-async def test_a_held_request_stays_cancelled_when_all_that_heard_it_are_killed(rig: Rig):
+async def test_held_requests_stay_cancelled_when_all_that_heard_of_it_are_killed(rig: Rig):
+    """A producer cancels, an HTTP client leaves, and another deletes its stored request."""
     producer, other = RawProducer(rig.broker), RawProducer(rig.broker)
-    num_kept = len(rig.cancels)
+    num_kept, ends = len(rig.cancels), rig.ends()
+    await eventually(lambda: is_up(rig))
     until = time.time() + HOLD_S
     request_id = await producer.submit(not_before=until)
     await other.submit(not_before=until)
-    await producer.cancel(request_id)
-    await rig.kept(num_kept + 1)
+    deleted = await delete(rig, until)
+    await asyncio.gather(producer.cancel(request_id), leave(rig, until))
+    await rig.kept(num_kept + 3)
     await rig.kill_all_that_heard()
 
     assert_cancelled(await producer.replies())
     assert isinstance((await other.replies())[-1], RequestCompleted)
+    await eventually(lambda: is_cancelled(rig, deleted))
+    await eventually(lambda: len(rig.ends()) == len(ends) + 4)
+    assert sorted(rig.ends()[len(ends) :]) == ["cancelled"] * 3 + ["request.completed"]
 
 
 async def test_a_new_agent_does_not_begin_what_was_cancelled_in_a_lane_before_it_came(
@@ -196,53 +202,30 @@ async def test_a_new_agent_does_not_begin_what_was_cancelled_in_a_lane_before_it
         await rig.mesh.processes["agent-a0"].start()
 
 
-async def leave(rig: Rig, until: float) -> Callable[[], Awaitable[None]]:
-    """A client that disconnects while its request is held."""
+async def leave(rig: Rig, until: float) -> None:
+    """A client disconnects while its request is held."""
     with pytest.raises(httpx.ReadTimeout):
         await rig.http.post("/v1/completions", json=body(until), timeout=1.0)
 
-    async def nothing_more() -> None:
-        return None
 
-    return nothing_more
-
-
-async def delete(rig: Rig, until: float) -> Callable[[], Awaitable[None]]:
-    """A client that deletes a stored request."""
+async def delete(rig: Rig, until: float) -> str:
+    """A client deletes a stored request; return the request's path."""
     headers = {"prefer": "respond-async"}
     accepted = await rig.http.post("/v1/completions", json=body(until), headers=headers)
     path = f"/v1/requests/{accepted.json()['id']}"
     assert (await rig.http.delete(path)).status_code == 202
+    return path
 
-    async def is_cancelled() -> bool:
-        try:
-            return str((await rig.http.get(path)).json()["status"]) == "cancelled"
-        except (httpx.HTTPError, KeyError):  # the gateway has been restarted just now
-            return False
 
-    async def ends_cancelled() -> None:
-        await eventually(is_cancelled)
-
-    return ends_cancelled
+async def is_cancelled(rig: Rig, path: str) -> bool:
+    try:
+        return str((await rig.http.get(path)).json()["status"]) == "cancelled"
+    except (httpx.HTTPError, KeyError):  # the gateway has been restarted just now
+        return False
 
 
 def body(until: float) -> dict[str, Any]:
     return {"model": LLAMA, "prompt": "held", "max_tokens": MAX_TOKENS, "not_before": until}
-
-
-@pytest.mark.parametrize("go_away", [leave, delete])
-async def test_a_held_request_of_an_http_client_stays_cancelled(
-    rig: Rig, go_away: Callable[[Rig, float], Awaitable[Callable[[], Awaitable[None]]]]
-):
-    num_kept, ends = len(rig.cancels), rig.ends()
-    await eventually(lambda: is_up(rig))
-    has_ended = await go_away(rig, time.time() + HOLD_S)
-    await rig.kept(num_kept + 1)
-    await rig.kill_all_that_heard()
-    await eventually(lambda: len(rig.ends()) > len(ends))
-    await has_ended()
-
-    assert rig.ends()[len(ends) :] == ["cancelled"]
 
 
 async def is_up(rig: Rig) -> bool:
