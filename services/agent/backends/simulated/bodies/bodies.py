@@ -103,7 +103,7 @@ class Bodies:
                 self._submit(each)
         except MeshError as error:
             self._fail(name, error)
-        except Exception as error:  # a fault here must end the call, which would wait for ever
+        except Exception as error:  # a fault here must end the call, not leave it waiting
             log.exception("body.broken")
             self._fail(name, EngineError(f"the body cannot be read: {error!r}"))
 
