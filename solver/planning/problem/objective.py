@@ -26,8 +26,6 @@ class Scales:
 
     weight: float
     """Total weight of all request groups."""
-    work_s: float
-    """Mean work of a request group, over the instances that may serve it."""
     queue_s: float
     """Duration of one virtual queue if all work is spread evenly over the instances."""
 
@@ -260,7 +258,6 @@ def scales_of(problem: PlanningProblem) -> Scales:
     served = int(servable(problem).sum())
     return Scales(
         weight=weight if weight > 0 else 1.0,
-        work_s=work_s if work_s > 0 else 1.0,
         queue_s=(work_s if work_s > 0 else 1.0) * max(1, served) / problem.num_instances,
     )
 

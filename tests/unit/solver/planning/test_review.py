@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -217,21 +218,16 @@ def test_an_instance_that_the_plan_leaves_idle_causes_no_plan_in_each_round():
     assert second.cause is None
 
 
-def test_an_instance_whose_running_work_has_ended_beside_waiting_work_causes_a_new_plan():
-    busy = instance("j", active=B, drain_s=1000.0)
-    world = snapshot_of(*(a_group(A, n) for n in range(8)), instances=(instance("i"), busy))
-    first = reviewed(world)
-    free = following(world, first, instances=(instance("i"), instance("j", active=B)))
-    second = reviewed(free, first)
-
-    assert first.basis.idle == {("j", False)}
-    assert second.cause is Cause.IDLE
-    assert {place[0] for place in second.places(world).values()} == {"i", "j"}
-
-
-def test_an_idle_instance_causes_a_new_plan_when_no_more_express_requests_are_expected_there():
-    kept = instance("j", active=B, express_per_s={"high": 9.0})
-    world = snapshot_of(*(a_group(A, n) for n in range(8)), instances=(instance("i"), kept))
+@pytest.mark.parametrize(
+    "kept",
+    [
+        pytest.param({"drain_s": 1000.0}, id="what it ran has ended"),
+        pytest.param({"express_per_s": {"high": 9.0}}, id="no more express requests are expected"),
+    ],
+)
+def test_an_idle_instance_that_becomes_free_to_swap_causes_a_new_plan(kept: dict[str, Any]):
+    dear = instance("j", active=B, **kept)
+    world = snapshot_of(*(a_group(A, n) for n in range(8)), instances=(instance("i"), dear))
     first = reviewed(world)
     free = following(world, first, instances=(instance("i"), instance("j", active=B)))
     second = reviewed(free, first)

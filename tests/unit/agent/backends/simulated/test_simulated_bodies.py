@@ -240,6 +240,8 @@ async def test_a_stream_that_is_cut_at_any_token_continues_with_equal_events(
         rest = await bench.run(endpoint, body, streams=True, children=first.progress())
 
         assert rest.response == undisturbed.response
+        if len(rest.children) == 1:  # the order of events of several answers is free
+            assert rest.sent() == undisturbed.sent()
         assert sorted(rest.sent().split(b"\n\n")) == sorted(undisturbed.sent().split(b"\n\n"))
         known = sum(len(steps) for steps in first.steps.values())
         assert list(rest.events[:known]) == [
