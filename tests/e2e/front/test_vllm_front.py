@@ -409,12 +409,17 @@ async def test_repeated_stream_has_the_id_and_the_texts_of_the_first(http: httpx
     ] * 2
 
 
-async def test_whole_answer_under_a_key_needs_an_engine_of_vllm(http: httpx.AsyncClient):
-    """Simulated engines do not serve requests in the form of HTTP."""
+async def test_whole_answer_of_a_simulated_engine_is_kept_under_its_key(http: httpx.AsyncClient):
+    """Its texts are random: equal ones come from one run."""
     body = {"model": LLAMA, "prompt": "x", "max_tokens": 4}
-    refused = await http.post("/v1/completions", json=body, headers={"idempotency-key": "three"})
+    answers = [
+        await http.post("/v1/completions", json=body, headers={"idempotency-key": key})
+        for key in ("three", "three", "four")
+    ]
 
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "endpoint")
+    assert [each.status_code for each in answers] == [200] * 3
+    texts = [each.json()["choices"][0]["text"] for each in answers]
+    assert texts[0] == texts[1] != texts[2]
 
 
 async def test_requests_without_a_valid_key_are_refused(front: ProcessMesh):
