@@ -19,6 +19,7 @@ NAMES = (
     "image_reading",
     "derived_entries",
     "checked_grammars",
+    "body_ranges",
 )
 FILES = tuple(HERE / f"{name}.py" for name in NAMES)
 IGNORED = ("-W", "ignore::DeprecationWarning")
