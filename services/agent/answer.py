@@ -10,9 +10,11 @@ from typing import Protocol
 import msgspec
 
 from services.agent.backends.base import EngineOutput
+from shared.api.digests import chained
 from shared.contracts.base import RunId, UnixTime
 from shared.contracts.qos import QosClass, SloVerdict
 from shared.contracts.requests import (
+    UNKNOWN_TOKEN,
     FinishReason,
     Progress,
     QueuedRequest,
@@ -98,8 +100,11 @@ class AnswerStream:
     last_token_at: UnixTime | None = None
     late_tokens: int = field(init=False)
     max_tbt_s: float = field(init=False)
-    cached_tokens: int = 0
+    cached_tokens: int = field(init=False)
+    """Those that the run with the first token found."""
     finish_reason: FinishReason | None = None
+    digest: bytes = field(init=False)
+    """Digest of the events so far, those of earlier runs included; empty without events."""
     _details: list[StepDetails] = field(init=False)
     """Details of the tokens, including those of earlier runs."""
     _text: AnswerText | None = None
@@ -113,6 +118,7 @@ class AnswerStream:
         self.first_token_at = progress.first_token_at
         self.late_tokens = progress.late_tokens
         self.max_tbt_s = progress.max_tbt_s or 0.0
+        self.cached_tokens, self.digest = progress.cached_tokens, progress.digest
         self._details = list(progress.details)
 
     @property
@@ -177,9 +183,10 @@ class AnswerStream:
             self._given.append(text)
         else:
             token_ids, text, stopped = self._text.push(output.token_ids)
+        if not self.token_ids:
+            self.cached_tokens = self.cached_tokens or output.cached_tokens
         self._append(token_ids, now)
-        self._details += output.details
-        self.cached_tokens = self.cached_tokens or output.cached_tokens
+        self._add(output.details)
         self.finish_reason = FinishReason.STOP if stopped else output.finish_reason
         if self.finish_reason is not None and self.request.pools:
             self.first_token_at = now  # the whole answer comes at once
@@ -204,7 +211,9 @@ class AnswerStream:
             late_tokens=self.late_tokens,
             max_tbt_s=self.max_tbt_s,
             # Without tokens the next run begins again, and returns the details of the prompt again.
-            details=self.details if self.token_ids else (),
+            details=tuple(map(self._continued, self.details)) if self.token_ids else (),
+            cached_tokens=self.cached_tokens,
+            digest=self.digest if self.token_ids else b"",
         )
 
     def verdict(self, *, finished_at: UnixTime) -> SloVerdict:
@@ -216,6 +225,21 @@ class AnswerStream:
         return msgspec.structs.replace(
             final, token_ids=tuple(self.token_ids), text=self.text, details=self.details
         )
+
+    def _add(self, details: Iterable[StepDetails]) -> None:
+        for step in details:
+            self._details.append(step)
+            if step.events:
+                self.digest = chained(self.digest, step.events)
+
+    def _continued(self, step: StepDetails) -> StepDetails:
+        """
+        What the next run needs of a step: it makes the events of known tokens again. A server that
+        reports no token ids makes another answer.
+        """
+        if not step.events or UNKNOWN_TOKEN in self.token_ids:
+            return step
+        return StepDetails(step.num_tokens, step.parts)
 
     def _append(self, token_ids: Tokens, now: UnixTime) -> None:
         """Compare the times of new tokens with their deadlines (QoServe eq. 2)."""

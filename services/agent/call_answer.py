@@ -117,7 +117,10 @@ class CallAnswer:
         if not (output.token_ids or output.text or output.finish_reason):
             return None  # the prompt was rendered; the answer may be complete already
         chunk = self.children[output.child].push(output, run_id, now)
-        return None if chunk is None else msgspec.structs.replace(chunk, child=output.child)
+        if chunk is None:
+            return None
+        details = tuple(StepDetails(step.num_tokens, events=step.events) for step in chunk.details)
+        return msgspec.structs.replace(chunk, child=output.child, details=details)
 
     def with_counted_prompts(self, request: QueuedRequest) -> QueuedRequest:
         """Copy of *request* with the length of its prompts, once all of them were rendered."""

@@ -2,6 +2,7 @@
 
 from itertools import count
 
+import msgspec
 import structlog
 
 from services.agent.departures import Departures
@@ -103,4 +104,7 @@ class Deliveries:
                 await delivery.settle(Settlement.REQUEUE)
                 raise
             return None
-        return request
+        if not delivery.redelivered:
+            return request
+        attempts = msgspec.structs.replace(request.attempts, repeated=True)
+        return msgspec.structs.replace(request, attempts=attempts)

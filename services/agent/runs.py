@@ -355,7 +355,9 @@ class Runs:
         engine_call = EngineCall(
             endpoint=call.endpoint,
             body=bytes(call.body),
-            streams=call.deltas,
+            streams=call.deltas or call.events,
+            events=call.events,
+            joins=not request.attempts.repeated,
             stream_options=bytes(call.stream_options) if call.stream_options else None,
             seed=request.sampling.seed or 0,
             children=request.progress.children,

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from itertools import count
 from typing import Any, Protocol
 
 import structlog
@@ -19,6 +20,8 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollec
 
 log = structlog.get_logger()
 
+_OUTPUTS_IN_A_ROW = 16
+"""Number of outputs that are processed before other tasks have their turn."""
 Fail = Callable[[str, Exception], None]
 """Ends one request of the API server with an error."""
 
@@ -46,8 +49,14 @@ class CheckedInputs(InputProcessor):  # type: ignore[misc]  # as below
 
     def __init__(self, config: VllmConfig, renderer: BaseRenderer) -> None:
         super().__init__(config, renderer)
+        self._numbers = count()
         self._checked: dict[int, Any] = {}
         """Identity of parameters that were checked -> the result of the check."""
+
+    def assign_request_id(self, request: EngineCoreRequest) -> None:
+        """Give *request* an id of its own, since two runs of a request may overlap."""
+        request.external_req_id = request.request_id
+        request.request_id = f"{request.external_req_id}-{next(self._numbers):x}"
 
     @asynccontextmanager
     async def checked(
@@ -157,7 +166,9 @@ class EngineClient(AsyncLLM):  # type: ignore[misc]  # vLLM is untyped to mypy
             await self._processed(outputs)
 
     async def _processed(self, outputs: EngineCoreOutputs) -> None:
-        for output in outputs.outputs:
+        for number, output in enumerate(outputs.outputs, start=1):
+            if not number % _OUTPUTS_IN_A_ROW:
+                await asyncio.sleep(0)
             try:
                 processed = self.output_processor.process_outputs([output], outputs.timestamp)
             except Exception as error:

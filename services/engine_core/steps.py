@@ -1,5 +1,6 @@
 """Turns the parts of an answer into outputs of an engine core, step by step."""
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
@@ -41,13 +42,11 @@ class AnswerSteps:
     """
 
     def __init__(self, request: EngineCoreRequest) -> None:
-        self._request_id = request.request_id
+        self._request = request
         self.request_ids = (request.request_id,)
         params = request.sampling_params
         self._wants_details = wants_details(request)
-        self._is_split = params is not None and bool(params.stop)
-        self._stops = frozenset(params.stop_token_ids or ()) if params else frozenset()
-        self._ends = self._stops | ({params.eos_token_id} if params else set())
+        self._ends = {*(params.stop_token_ids or ()), params.eos_token_id} if params else set()
         self._num_tokens = 0
         """Number of tokens in the outputs so far."""
         self._held: list[EngineCoreOutput] = []
@@ -80,39 +79,53 @@ class AnswerSteps:
         details = _after(answer.details, self._num_tokens)
         outputs = self._held + self._outputs((), details)
         outputs += self._outputs(answer.token_ids[self._num_tokens :], ())
-        is_by_string = answer.finish_reason is FinishReason.STOP and not (
-            outputs and outputs[-1].new_token_ids and self._is_end(outputs[-1])
-        )
-        if is_by_string or not outputs:
-            # VLLM would leave the text of a token beside the reason out, as that of a stop token.
-            outputs.append(EngineCoreOutput(self._request_id, []))
-        outputs[-1].finish_reason = _FINISH[answer.finish_reason]
-        outputs[-1].stop_reason = self._stop_reason(answer)
+        outputs = ended(outputs, self._request, answer.finish_reason)
         outputs[-1].prefill_stats = PrefillStats(num_cached_tokens=cached_tokens)
         return outputs
 
     def _outputs(
         self, token_ids: Tokens, details: tuple[StepDetails, ...]
     ) -> list[EngineCoreOutput]:
-        if details:
-            outputs = [decode_output(step.parts, self._request_id) for step in details]
-        elif self._is_split:
-            outputs = [EngineCoreOutput(self._request_id, [token]) for token in token_ids]
-        else:
-            outputs = [EngineCoreOutput(self._request_id, list(token_ids))] if token_ids else []
+        outputs = outputs_of(self._request, token_ids, details)
         self._num_tokens += sum(len(output.new_token_ids) for output in outputs)
         return outputs
 
     def _is_end(self, output: EngineCoreOutput) -> bool:
         return output.new_token_ids[-1] in self._ends
 
-    def _stop_reason(self, answer: WholeAnswer) -> int | str | None:
-        """The stop token that ended the answer, or vLLM's name of another end."""
-        if answer.finish_reason is FinishReason.REPETITION:
-            return "repetition_detected"
-        last = answer.token_ids[-1] if answer.token_ids else None
-        is_stop = answer.finish_reason is FinishReason.STOP and last in self._stops
-        return last if is_stop else None
+
+def outputs_of(
+    request: EngineCoreRequest, token_ids: Tokens, details: Iterable[StepDetails] = ()
+) -> list[EngineCoreOutput]:
+    """
+    Outputs for new tokens of an answer: of each step, if there are details; otherwise one for all
+    tokens, or one for each if the request has stop strings.
+    """
+    name, params = request.request_id, request.sampling_params
+    if details:
+        return [decode_output(step.parts, name) for step in details]
+    if params is not None and params.stop:
+        return [EngineCoreOutput(name, [token]) for token in token_ids]
+    return [EngineCoreOutput(name, list(token_ids))] if token_ids else []
+
+
+def ended(
+    outputs: list[EngineCoreOutput], request: EngineCoreRequest, reason: FinishReason
+) -> list[EngineCoreOutput]:
+    """The last outputs of an answer, with the reason of its end, in another output if needed."""
+    params = request.sampling_params
+    stops = frozenset(params.stop_token_ids or ())
+    last = outputs[-1].new_token_ids[-1] if outputs and outputs[-1].new_token_ids else None
+    is_by_token = last is not None and (last in stops or last == params.eos_token_id)
+    if not outputs or (reason is FinishReason.STOP and not is_by_token):
+        # VLLM would leave the text of a token beside the reason out, as that of a stop token.
+        outputs = [*outputs, EngineCoreOutput(request.request_id, [])]
+    outputs[-1].finish_reason = _FINISH[reason]
+    if reason is FinishReason.REPETITION:
+        outputs[-1].stop_reason = "repetition_detected"  # vLLM's name of this end
+    elif reason is FinishReason.STOP and last in stops:
+        outputs[-1].stop_reason = last
+    return outputs
 
 
 def wants_details(request: EngineCoreRequest) -> bool:

@@ -38,6 +38,7 @@ from shared.api.calls import (
     check_text,
 )
 from shared.api.digests import call_digest
+from shared.api.ranges import check_ranges
 from shared.contracts.base import ModelName, Seconds, TenantId
 from shared.contracts.ends import accepted_ends
 from shared.contracts.errors import MeshError
@@ -153,6 +154,8 @@ class Door:
                 call.model = ref.name
                 fields["model"] = msgspec.Raw(msgspec.json.encode(ref.name))
             base = ref.base
+            if not gateway.registry.entry(base).takes_bodies:
+                check_ranges(scope["path"], fields)
             if scope["path"] == TOKENIZE:
                 check_text("prompt", fields.get("prompt"), self._most_chars(base))
             application = self._application(base, call, hints, scope["path"])
@@ -170,7 +173,23 @@ class Door:
             )
             limit_s = hints.limit_s(gateway.settings.request_timeout_s)
             async with self._rendering.slot(tenant) as call.rendered:
-                return await self._run(application, call, forwarded, response, limit_s)
+                outcome = await self._run(application, call, forwarded, response, limit_s)
+            self._answered_call(call, outcome)
+            return outcome
+
+    def _answered_call(self, call: Call, outcome: Outcome) -> None:
+        """Count and log a call that has ended."""
+        now = self._gateway.clock.now()
+        self._gateway.metrics.observe(call, outcome, now=now)
+        log.info(
+            "request.answered",
+            request_id=call.call_id,
+            outcome=outcome.value,
+            tenant=call.tenant,
+            model=call.model,
+            stream=call.stream,
+            e2e_s=now - call.arrived_at,
+        )
 
     def _application(self, base: ModelName, call: Call, hints: Hints, path: str) -> Any:
         """

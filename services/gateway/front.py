@@ -12,6 +12,7 @@ from typing import Any, Literal
 import structlog
 
 from services.engine_core.environment import use_no_device
+from services.gateway.bodies import NoSteps, bodies_front
 from services.gateway.light import light_front
 from services.gateway.state import Gateway
 from shared.contracts.base import ModelName
@@ -21,7 +22,7 @@ from shared.models.watch import RegistrySteps
 from shared.runtime.health import Health
 
 log = structlog.get_logger()
-Front = Literal["light", "vllm"]
+Front = Literal["light", "bodies", "vllm"]
 
 
 def front_of(registry: ModelRegistry) -> Front:
@@ -67,6 +68,9 @@ async def open_front(gateway: Gateway, health: Health) -> AsyncIterator[OpenFron
         # In a thread: Litestar composes its routes for seconds, and heartbeats must continue.
         application = await asyncio.to_thread(light_front, gateway, health)
         yield OpenFront(application, "light", gateway.intake, {})
+        return
+    if front == "bodies":
+        yield OpenFront(bodies_front(gateway, health), "bodies", NoSteps(), {})
         return
     use_no_device()
     try:

@@ -2,7 +2,9 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from services.gateway.call import Call
 from services.gateway.outcomes import Outcome
+from shared.contracts.base import UnixTime
 from shared.contracts.qos import QosClass
 
 ENDPOINTS = (
@@ -57,3 +59,18 @@ class GatewayMetrics:
         for qos_class in QosClass:
             for series in (self.ttft_s, self.e2e_s, self.attained, self.violated):
                 series.labels(qos_class.value)
+
+    def observe(self, call: Call, outcome: Outcome, *, now: UnixTime) -> None:
+        """Count an accepted call that has ended, and its times if it was answered now."""
+        qos_class = call.slo.qos_class.value
+        if not call.finals:
+            if outcome not in (Outcome.CANCELLED, Outcome.REFUSED):
+                self.violated.labels(qos_class).inc()
+            return
+        first_token_at = min(final.timings.first_token_at for final in call.finals)
+        if first_token_at < call.arrived_at:
+            return  # the stored answer of an earlier call
+        self.ttft_s.labels(qos_class).observe(first_token_at - call.arrived_at)
+        self.e2e_s.labels(qos_class).observe(now - call.arrived_at)
+        is_attained = all(final.verdict.attained for final in call.finals)
+        (self.attained if is_attained else self.violated).labels(qos_class).inc()

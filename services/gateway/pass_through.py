@@ -1,5 +1,7 @@
 """Application of a model whose servers read the bodies of requests."""
 
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -57,6 +59,7 @@ def published(call: Call, endpoint: str, body: bytes) -> CallRequest:
     return CallRequest(
         endpoint=endpoint,
         body=msgspec.Raw(body),
+        events=call.stream,
         model=call.model,
         id=call.new_request_id(),
         slo=call.slo,
@@ -88,7 +91,8 @@ class _Answer:
         self._generation = generation
         self._call = call
         self._started = False
-        self._num_steps = 0
+        self._passed: Counter[int] = Counter()
+        """Answer -> number of its tokens whose events were sent."""
 
     async def whole(self) -> None:
         """Send the response as one body."""
@@ -108,14 +112,14 @@ class _Answer:
             ContractError: The request failed after its first token.
         """
         async for part in self._generation:
-            self._num_steps += len(part.details)
+            self._passed[part.child] += sum(step.num_tokens for step in part.details)
             await self._pass([b"".join(_events(part.details))])
         final = await self._generation.final()
         if isinstance(final, RequestCompleted):
             self._call.finals.append(final)
             # The end of the answer, and events whose messages were lost. One by one, since the
             # mesh's results are added to one of them.
-            await self._pass(_events(final.details[self._num_steps :]))
+            await self._pass(_events(self._left(final.details)))
             await self._body(b"", more=False)
         elif self._started:
             error = final.error
@@ -124,6 +128,14 @@ class _Answer:
             )
         else:
             await self._failed(final)
+
+    def _left(self, steps: Iterable[StepDetails]) -> Iterator[StepDetails]:
+        """The steps whose events were not sent; messages may be lost."""
+        for step in steps:
+            if self._passed[step.child] >= step.num_tokens > 0:
+                self._passed[step.child] -= step.num_tokens
+            else:
+                yield step
 
     async def _failed(self, failed: RequestFailed) -> None:
         """Send the server's refusal as it came, or the mesh's error."""
@@ -148,7 +160,7 @@ class _Answer:
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-def _events(steps: tuple[StepDetails, ...]) -> list[bytes]:
+def _events(steps: Iterable[StepDetails]) -> list[bytes]:
     """The server-sent events of *steps*, each with its end."""
-    events = (event for step in steps for part in step.parts for event in part.split(b"\n\n"))
+    events = (event for step in steps for event in step.events.split(b"\n\n"))
     return [event + b"\n\n" for event in events if event]

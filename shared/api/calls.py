@@ -17,19 +17,20 @@ from shared.contracts.base import hinted
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import Label, ModelLabel, Priority, RequestedSlo
 from shared.contracts.qos import Importance, OnLate, PositiveSeconds
-from shared.contracts.requests import ApiCall, PromptText
+from shared.contracts.requests import ApiCall, PromptText, Tokens
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 """Endpoints of vLLM's API that generate answers."""
 EMBEDDINGS = "/v1/embeddings"
-SERVED_ENDPOINTS = (*ENDPOINTS, EMBEDDINGS)
-"""Endpoints of calls that engines of the mesh answer."""
-PASSED_ENDPOINTS = (
-    *SERVED_ENDPOINTS,
-    *("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v2/embed"),
-    *("/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
+COUNTERS = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
+"""Endpoints that count or list tokens, and generate none."""
+POOLERS = (
+    *(EMBEDDINGS, "/v2/embed", "/pooling", "/classify"),
+    *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
 )
-"""Endpoints of vLLM's API whose bodies are passed to servers that others run."""
+"""Endpoints of models that pool."""
+ALL_ENDPOINTS = (*ENDPOINTS, *COUNTERS, *POOLERS)
+"""Endpoints of calls, which engines with vLLM's application and servers of others answer."""
 OWN_FIELDS = (
     *("slo", "deadline", "importance", "application"),
     *("expires_at", "ttl_s", "not_before", "on_late"),
@@ -53,6 +54,7 @@ MAX_GRAMMAR_BYTES = 128 << 10
 """Maximum size of each of these fields: making a grammar takes time where it is made."""
 
 COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
 COMPLETION_TOKENS = 16
 """vLLM's limit of a completion that sets none; answers of other endpoints may fill the context."""
 _TEXTS = ("content", "text", "arguments", "input", "output", "thinking")
@@ -83,7 +85,7 @@ class CallBody(SessionFields, frozen=True, kw_only=True):
     """What happens to the request at its deadline."""
 
 
-def check_endpoint(endpoint: str, supported: Sequence[str] = SERVED_ENDPOINTS) -> None:
+def check_endpoint(endpoint: str, supported: Sequence[str] = ALL_ENDPOINTS) -> None:
     """
     Check that *endpoint* is supported.
 
@@ -360,6 +362,37 @@ def _num_bytes(part: Any) -> int:
     if isinstance(part, dict):
         return sum(_num_bytes(part[name]) for name in _TEXTS if name in part)
     return 0
+
+
+def prompt_of(call: ApiCall) -> str | Tokens:
+    """
+    The first prompt of a call, as far as its body states it: token ids, or a text with equal
+    beginnings for bodies whose prompts begin alike. The chat template is not applied.
+    """
+    body = _sized.decode(call.body)
+    if prompts := _prompts(body.prompt):
+        first = prompts[0]
+        is_ids = isinstance(first, list) and all(isinstance(each, int) for each in first)
+        return tuple(first) if is_ids else _text_of(first)
+    parts = [*_items(body.system), *_items(body.instructions)]
+    parts += [*_items(body.messages), *_items(body.input)]
+    tools = msgspec.json.encode(body.tools).decode() if body.tools else ""
+    return tools + "".join(f"{_role_of(each)}\0{_text_of(each)}\0" for each in parts)
+
+
+def _role_of(message: Any) -> Any:
+    return message.get("role", "") if isinstance(message, dict) else ""
+
+
+def _text_of(part: Any) -> str:
+    """The text in a message or in a part of one."""
+    if isinstance(part, str):
+        return part
+    if isinstance(part, list):
+        return "".join(map(_text_of, part))
+    if isinstance(part, dict):
+        return "".join(_text_of(part[name]) for name in _TEXTS if name in part)
+    return ""
 
 
 def _positive(value: Any) -> int | None:

@@ -35,3 +35,8 @@ def body_digest(body: bytes) -> str:
 def call_digest(endpoint: str, body: bytes) -> str:
     """Digest of an HTTP request, whose body counts as it came."""
     return hashlib.sha256(f"{endpoint}\0".encode() + body).hexdigest()
+
+
+def chained(digest: bytes, events: bytes) -> bytes:
+    """Digest of the events of an answer so far, from that before its newest events."""
+    return hashlib.blake2b(digest + events, digest_size=16).digest()

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from shared.api.calls import EMBEDDINGS
+from shared.api.calls import EMBEDDINGS, ENDPOINTS
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import InferenceRequest
 from shared.contracts.models import ModelEntry
@@ -62,10 +62,9 @@ def check_call_task(endpoint: str, entry: ModelEntry, *, param: str = "model") -
         ContractError: The call asks for embeddings of a model with another task than `embed`, or
             for text of a model that pools.
     """
-    if endpoint != EMBEDDINGS:
-        if entry.pools:
-            raise _generates_no_text(entry, param)
-    elif entry.task != "embed":
+    if endpoint in ENDPOINTS and entry.pools:
+        raise _generates_no_text(entry, param)
+    if endpoint == EMBEDDINGS and entry.task != "embed":
         raise ContractError(
             f"{entry.name} makes no embeddings, since its task is {entry.task}; {EMBEDDINGS} needs "
             "a model with the task embed",

@@ -114,9 +114,14 @@ class CallRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     endpoint: str
-    """Path of the endpoint in vLLM's API; see `shared.api.calls.SERVED_ENDPOINTS`."""
+    """Path of the endpoint in vLLM's API; see `shared.api.calls.ALL_ENDPOINTS`."""
     body: Raw
     """Body for the endpoint, a JSON object."""
+    events: bool = False
+    """
+    True: a streamed answer comes as the server-sent events of its endpoint, without texts and
+    without a response beside them.
+    """
     model: ModelLabel | None = None
     """Model of the request, if `body` names none."""
 

@@ -107,6 +107,8 @@ class ApiCall(Value, frozen=True, kw_only=True, omit_defaults=True):
     num_answers: int = 1
     deltas: bool = False
     """True if the chunks of the answers contain text."""
+    events: bool = False
+    """True if the chunks contain the server-sent events of the endpoint's stream."""
     stream_options: Raw | UnsetType = UNSET
     """Options of the stream, for servers that stream the answer themselves."""
     plain: bool = False
@@ -134,15 +136,16 @@ class FinishReason(Enum):
 
 
 class StepDetails(Value, frozen=True, array_like=True):
-    """
-    vLLM's encoded output of one step, for outputs with more than token ids; or events of a server's
-    stream.
-    """
+    """What one step of an answer has beside its token ids."""
 
     num_tokens: int
     """Number of the answer's tokens that the step generated; 0 for the output of a pooled input."""
-    parts: tuple[bytes, ...]
-    """Buffers of vLLM's encoder, or one server-sent event as the server sent it."""
+    parts: tuple[bytes, ...] = ()
+    """Buffers of vLLM's encoder, for outputs with more than token ids."""
+    events: bytes = b""
+    """Server-sent events that the tokens of the step complete, if the answer streams events."""
+    child: int = 0
+    """Index of the answer, where steps of several answers are in one list."""
 
 
 class Progress(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -155,6 +158,13 @@ class Progress(Value, frozen=True, kw_only=True, omit_defaults=True):
     details: tuple[StepDetails, ...] = ()
     finish_reason: FinishReason | None = None
     """Set in `children` only, for an answer that is complete."""
+    cached_tokens: int = 0
+    """Number of tokens of the prompt whose KV the first run found."""
+    digest: bytes = b""
+    """
+    Digest of the events of all tokens, chained by `shared.api.digests.chained`: an engine makes
+    equal events of the tokens, or cannot continue the stream. Empty without events.
+    """
     children: tuple["Progress", ...] = ()
     """Progress of each answer of a call, in the response's order; then `token_ids` is empty."""
 
@@ -162,6 +172,17 @@ class Progress(Value, frozen=True, kw_only=True, omit_defaults=True):
     def num_tokens(self) -> int:
         """Number of tokens of all answers."""
         return len(self.token_ids) + sum(len(child.token_ids) for child in self.children)
+
+
+def steps_of(progress: Progress) -> list[Tokens]:
+    """The tokens of an answer in the steps of its details; tokens without details are one step."""
+    steps, position = [], 0
+    for step in progress.details:
+        if step.num_tokens:
+            steps.append(progress.token_ids[position : position + step.num_tokens])
+            position += step.num_tokens
+    rest = progress.token_ids[position:]
+    return [*steps, rest] if rest else steps
 
 
 class Attempts(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -178,6 +199,11 @@ class Attempts(Value, frozen=True, kw_only=True, omit_defaults=True):
     breaks: int = 0
     """
     Number of runs in a row at servers of others whose connections broke before a new token.
+    """
+    repeated: bool = False
+    """
+    True once the broker has delivered the request again: an earlier run may have sent events of
+    which nothing is known.
     """
     relegated: bool = False
     evicted_by: InstanceId | None = None
@@ -423,7 +449,8 @@ class RequestCompleted(
     response: Raw | UnsetType = UNSET
     """
     Response of the call's endpoint; then `token_ids` and `text` are empty, and `details` are the
-    events of a server's stream.
+    events of the stream, those of earlier runs included. Null if vLLM's application has streamed
+    events.
     """
     children: tuple[ChildAnswer, ...] = ()
     """All answers of a call, in the order of the response."""

@@ -83,7 +83,8 @@ class Evictions:
 def _digest(request: EngineRequest) -> bytes:
     """Equal for equal requests."""
     parts = request.payload.parts if request.payload else ()
-    contents = repr((request.prompt, request.sampling, parts))
+    call = (request.call.endpoint, request.call.body) if request.call else ()
+    contents = repr((request.prompt, request.sampling, parts, call))
     return hashlib.sha256(contents.encode()).digest()
 
 
@@ -141,7 +142,8 @@ class EvictingEngine:
             run = self._runs[event.request_id]
             if isinstance(event, NewOutput):
                 run.length += len(event.output.token_ids)
-                if run.length >= run.last and event.output.finish_reason is None:
+                ends = event.output.is_last or event.output.finish_reason is not None
+                if run.length >= run.last and not ends:
                     error = NotActiveError("evicted by the test")
                     passed.append(RunEnded(event.request_id, error))
                     evicted.append(event.request_id)

@@ -55,7 +55,7 @@ async def servers(
 
 @asynccontextmanager
 async def both(broker: str, directory: Path) -> AsyncIterator[Servers]:
-    """`vllm serve`, and a mesh of two engines whose front is vLLM's application."""
+    """`vllm serve`, and a mesh of two engines whose gateway passes bodies on."""
     models = {MODEL: TINY_MODELS[MODEL]}
     registry = with_parsers(
         make_tiny_models(directory / "models", models=models), reasoning_parser="qwen3"
@@ -72,7 +72,7 @@ async def both(broker: str, directory: Path) -> AsyncIterator[Servers]:
         registry=registry,
         log_dir=directory / "log",
         gateway_port=free_port(),
-        gateway={"front": "vllm"},
+        gateway={"front": os.environ.get("HEADWAY_FRONT", "bodies")},
         agents=tuple(
             AgentSpec(
                 instance_id=f"a{number}",
@@ -130,5 +130,7 @@ async def compare(servers: Servers, number: int) -> None:
 
 
 async def test_seeded_bodies_are_answered_as_by_vllms_own_server(servers: Servers):
-    """`HEADWAY_DIFFERENTIAL=480` compares bodies of every cell."""
+    """
+    `HEADWAY_DIFFERENTIAL=480` compares bodies of every cell, `HEADWAY_FRONT=vllm` another front.
+    """
     await compare(servers, int(os.environ.get("HEADWAY_DIFFERENTIAL", "80")))

@@ -8,6 +8,7 @@ export type Attempts = {
   evictions?: number;
   crashes?: number;
   breaks?: number;
+  repeated?: boolean;
   relegated?: boolean;
   evicted_by?: string | null;
   evicted_at?: number | null;
@@ -22,6 +23,7 @@ export type Attempts = {
 export type CallRequest = {
   endpoint: string;
   body: unknown;
+  events?: boolean;
   model?: string | null;
   id?: string | null;
   slo?: Slo | null;
@@ -330,10 +332,9 @@ export type SloVerdict = {
 };
 
 /**
- * vLLM's encoded output of one step, for outputs with more than token ids; or events of a server's
- * stream.
+ * What one step of an answer has beside its token ids.
  */
-export type StepDetails = [number, Array<string>];
+export type StepDetails = [number, Array<string>, string, number];
 
 /**
  * Reason why a producer ends a run of its request.

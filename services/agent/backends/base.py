@@ -54,6 +54,13 @@ class EngineCall:
     body: bytes
     streams: bool = False
     """True if the outputs have the answer's text as it is generated."""
+    events: bool = False
+    """True if the outputs have the server-sent events of the answer, and no response is asked."""
+    joins: bool = True
+    """
+    True if an event may have the text of several tokens; False if an earlier run may have sent
+    events of which nothing is known.
+    """
     stream_options: bytes | None = None
     seed: int
     """Seed of random answers whose body has none; each answer has another seed."""
@@ -133,7 +140,10 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
     known.
     """
     details: tuple[StepDetails, ...] = ()
-    """Details of all of `token_ids`, or none."""
+    """
+    Details of all of `token_ids`, or none; of a response, the events of all steps, those of earlier
+    runs included.
+    """
     child: int | None = None
     """Index of the answer of a call."""
     prompt_tokens: int = 0

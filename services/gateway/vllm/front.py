@@ -6,18 +6,13 @@ Other routes of vLLM's application are not available.
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from http import HTTPStatus
 from typing import Any
 
 import msgspec
 import structlog
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 from vllm.config import VllmConfig
 
 from services.engine_core.application import TASKS, model_application
@@ -26,25 +21,18 @@ from services.engine_core.media import ImageReads, current_reads
 from services.engine_core.models import import_architectures
 from services.engine_core.pooling import vector_width
 from services.engine_core.serve_arguments import serve_arguments
-from services.gateway.admission import authorization, peer_of
+from services.gateway.application import application_of
 from services.gateway.door import ROUTES, Door
-from services.gateway.errors import error_body, error_headers, error_info
-from services.gateway.models import model_list, model_object
 from services.gateway.pass_through import PassThrough
 from services.gateway.state import Gateway
-from services.gateway.stories import STORIES, stories, story
-from services.gateway.usage import usage
 from services.gateway.vllm.core_client import MeshCoreClient
 from services.gateway.vllm.openapi import openapi_document
 from shared.contracts.base import ModelName, UnixTime
-from shared.contracts.errors import MeshError
 from shared.contracts.models import ModelEntry
-from shared.contracts.requests import ErrorInfo
 from shared.models.digest import model_digest
-from shared.runtime.health import Health, health_app
+from shared.runtime.health import Health
 
 log = structlog.get_logger()
-JSON = "application/json"
 
 
 CLIENT_REST_S = 60.0
@@ -164,83 +152,9 @@ async def vllm_front(
     door = Door(gateway, applications.by_model, read_images, applications.most_chars)
     try:
         yield (
-            _routes(gateway, health, door, applications.document),
+            application_of(gateway, health, door, applications.document),
             applications,
             applications.digests,
         )
     finally:
         applications.close()
-
-
-def _routes(
-    gateway: Gateway, health: Health, door: Door, document: Callable[[], bytes]
-) -> Starlette:
-    async def openapi(_request: Request) -> Response:
-        # The first call takes a second.
-        return Response(await asyncio.to_thread(document), media_type=JSON)
-
-    def authenticate(request: Request) -> None:
-        headers = dict(request.headers)
-        gateway.tenants.authenticate(
-            authorization(headers), headers=headers, peer=peer_of(request.scope), scope=None
-        )
-
-    async def tenant_usage(request: Request) -> Response:
-        headers, peer = dict(request.headers), peer_of(request.scope)
-        found = await usage(gateway, headers, peer, dict(request.query_params))
-        return Response(found, media_type=JSON)
-
-    async def recent_stories(request: Request) -> Response:
-        headers, peer = dict(request.headers), peer_of(request.scope)
-        found = await stories(gateway, headers, peer, dict(request.query_params))
-        return Response(found, media_type=JSON)
-
-    async def one_story(request: Request) -> Response:
-        headers, peer = dict(request.headers), peer_of(request.scope)
-        name = request.path_params["request_id"]
-        found = await story(gateway, headers, peer, dict(request.query_params), name)
-        return Response(found, media_type=JSON)
-
-    async def models(request: Request) -> Response:
-        authenticate(request)
-        return Response(msgspec.json.encode(model_list(gateway.instances)), media_type=JSON)
-
-    async def model(request: Request) -> Response:
-        authenticate(request)
-        found = model_object(gateway.instances, request.path_params["name"])
-        return Response(msgspec.json.encode(found), media_type=JSON)
-
-    return Starlette(
-        routes=[
-            *(Route(path, door, methods=["POST"]) for path in ROUTES),
-            Route("/openapi.json", openapi),
-            Route("/v1/models", models),
-            Route("/v1/usage", tenant_usage),
-            Route(STORIES, recent_stories),
-            Route(f"{STORIES}/{{request_id:path}}", one_story),
-            Route("/v1/models/{name:path}", model),
-            *health_app(health).routes,
-        ],
-        exception_handlers={MeshError: _on_mesh_error, HTTPException: _on_http_error},
-    )
-
-
-async def _on_mesh_error(_request: Request, error: Exception) -> Response:
-    return _error(error_info(error))
-
-
-async def _on_http_error(_request: Request, error: Exception) -> Response:
-    """Answer a request with an unknown path or a wrong method."""
-    status = HTTPStatus(getattr(error, "status_code", HTTPStatus.INTERNAL_SERVER_ERROR))
-    code = status.phrase.lower().replace(" ", "_")
-    allowed = getattr(error, "headers", None)
-    return _error(ErrorInfo(message=status.phrase, code=code, status=status), allowed)
-
-
-def _error(info: ErrorInfo, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(
-        error_body(info),
-        status_code=info.status,
-        media_type=JSON,
-        headers=error_headers(info) | dict(headers or {}),
-    )

@@ -116,10 +116,11 @@ class UpOptions:
     """Port of the gateway, which listens on this machine only."""
     gateways: Positive = 1
     """Number of gateways, each with a port of its own, its metrics and its limits, from --port."""
-    front: Literal["auto", "light", "vllm"] = "auto"
+    front: Literal["auto", "light", "bodies", "vllm"] = "auto"
     """
-    HTTP application of the gateway: `vllm` has all endpoints and fields of `vllm serve`, `light`
-    serves text and needs no vLLM; default: `vllm` where it is installed and a model has weights.
+    HTTP application of the gateway: `vllm` has all endpoints and fields of `vllm serve`, `bodies`
+    leaves them to the engines and needs no vLLM, `light` serves text and needs no vLLM; default:
+    `vllm` where it is installed and a model has weights.
     """
     data_dir: Annotated[Folder | None, _PLACES] = None
     """
@@ -429,7 +430,7 @@ async def _attached(
     from services.mesh.attached import API_KEY, attached  # noqa: PLC0415 - an HTTP client
 
     # The light front renders nothing that needs vLLM at the agents.
-    payloads = False if options.front == "light" else None
+    payloads = False if options.front in ("light", "bodies") else None
     api_key = os.environ.get(API_KEY)
     return await attached(options.attach, known=known, api_key=api_key, payloads=payloads)
 

@@ -7,7 +7,8 @@ import msgspec
 
 from shared.api.calls import (
     COMPLETIONS,
-    PASSED_ENDPOINTS,
+    COUNTERS,
+    POOLERS,
     CallSize,
     call_body,
     call_fields,
@@ -100,7 +101,7 @@ def asked_call(request: CallRequest, limits: IngressLimits) -> Asked:
         ContractError: The endpoint or a field of the mesh is invalid, or there are too many
             answers. vLLM's application checks the other fields of the body.
     """
-    check_endpoint(request.endpoint, PASSED_ENDPOINTS)
+    check_endpoint(request.endpoint)
     fields = call_fields(bytes(request.body))
     if request.model is not None:
         fields.setdefault("model", msgspec.Raw(msgspec.json.encode(request.model)))
@@ -109,7 +110,8 @@ def asked_call(request: CallRequest, limits: IngressLimits) -> Asked:
     call = ApiCall(
         endpoint=request.endpoint,
         body=forwarded(fields),
-        deltas=is_streamed,
+        deltas=is_streamed and not request.events,
+        events=is_streamed and request.events,
         stream_options=stream_options(fields) if is_streamed else msgspec.UNSET,
     )
     size = call_size(call)
@@ -145,14 +147,14 @@ def served_call(call: ApiCall, size: CallSize, entry: ModelEntry) -> ApiCall:
     The call for an engine of the mesh with the model *entry*.
 
     Raises:
-        ContractError: Engines of the mesh do not answer the endpoint, the model does not perform
-            its task, or a pooling model cannot answer the body in one message.
+        ContractError: The model does not perform the task of the endpoint, or a pooling model
+            cannot answer the body in one message.
     """
-    check_endpoint(call.endpoint)
     check_call_task(call.endpoint, entry)
-    if not entry.pools:
+    if call.endpoint in POOLERS:
+        check_call_inputs(call, size.num_prompts)
+    elif call.endpoint not in COUNTERS:
         return call
-    check_call_inputs(call, size.num_prompts)
     return msgspec.structs.replace(call, pools=True)
 
 

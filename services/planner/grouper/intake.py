@@ -25,7 +25,7 @@ from services.planner.grouper.identities import (
     probe_of,
 )
 from services.planner.settings import GrouperSettings
-from shared.api.calls import SERVED_ENDPOINTS, CallSize
+from shared.api.calls import ALL_ENDPOINTS, CallSize
 from shared.api.digests import body_digest
 from shared.api.pooling import NO_SAMPLING, check_inputs, check_task
 from shared.api.unsupported import UnsupportedFields, refuse_unsupported
@@ -201,7 +201,8 @@ class Intake:
         begins_at = max(now, arrived_at)
         tenant = self._tenant(delivery, body)
         allowed = self._granted(body, tenant, arrived_at, begins_at)
-        slo = allowed.slo.at_once if entry.pools else allowed.slo
+        is_whole = entry.pools or (call is not None and call.pools)
+        slo = allowed.slo.at_once if is_whole else allowed.slo
         prompt_tokens = self._prompt_tokens(body, size, entry)
         sampling = self._sampling(body, size, entry, prompt_tokens)
         trace = trace_of(delivery.headers)
@@ -353,7 +354,7 @@ class Intake:
     def _asked(self, delivery: Delivery, probe: Probe) -> Asked:
         """The request in a delivery, in one of its three forms."""
         if probe.is_item:
-            if self.settings.calls_of_items and probe.endpoint in SERVED_ENDPOINTS:
+            if self.settings.calls_of_items and probe.endpoint in ALL_ENDPOINTS:
                 return asked_call(call_of_item(delivery.body), self.settings.limits)
             return Asked(self._item(delivery))
         _check_targets(delivery.body)

@@ -10,6 +10,7 @@ from services.planner.routed.model_router import ModelRouter
 from services.planner.routed.routed_model import Held, RoutedModel
 from services.planner.settings import RoutingSettings
 from services.planner.state import identity
+from shared.api.calls import prompt_of
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage
 from shared.broker.retry import send_best_effort
@@ -99,9 +100,12 @@ class Routing:
         Copy of *request* with the prefix hashes by which its prefix is found in engines' caches;
         the inputs of a pooling model have no common prefix.
         """
-        if request.input_lengths or not self._takes(request):
+        if request.pools or not self._takes(request):
             return request
-        prefix = prefix_hashes(request.prompt, request.messages)
+        if request.call is None:
+            prefix = prefix_hashes(request.prompt, request.messages)
+        else:
+            prefix = prefix_hashes(prompt_of(request.call), None)
         return msgspec.structs.replace(request, prefix=prefix)
 
     async def place(self, request: QueuedRequest) -> InstanceId | None:

@@ -16,7 +16,7 @@ from services.agent.backends.base import EngineCall, EngineOutput, EngineRequest
 from services.agent.backends.settings import VllmSettings
 from services.agent.backends.vllm.front.backend import VllmEngine
 from services.agent.call_answer import CallAnswer
-from shared.api.calls import EMBEDDINGS
+from shared.api.calls import COUNTERS, POOLERS
 from shared.contracts.base import ModelName, RequestId, RunId
 from shared.contracts.requests import ApiCall, Progress, Sampling
 from shared.models.registry import ModelRegistry
@@ -28,6 +28,7 @@ Response = dict[str, Any]
 CHANGING = ("id", "created", "created_at", "completed_at", "item_id", "call_id")
 """Fields that differ between two responses to one body."""
 SEED = 11
+ARRIVED_AT = 1_800_000_000.0
 EMBED = ModelName("tiny-embed")
 DIMENSIONS = [8, 32]
 """Lengths to which vectors may be cut."""
@@ -58,23 +59,30 @@ class CallRig:
         children: tuple[Progress, ...] = (),
         *,
         cut_after: int | None = None,
+        events: bool = False,
+        name: str | None = None,
+        joins: bool = True,
     ) -> CallAnswer:
         """
         Run a call; its answers continue from their *children*, the progress of earlier runs.
 
         Args:
             cut_after: Number of new tokens of all answers after which the run is aborted.
+            events: True: the answers are streamed as events.
+            name: Id of the request; None: a new one.
+            joins: True if an event may have the text of several tokens.
         """
         api = ApiCall(
             endpoint=endpoint,
             body=msgspec.Raw(self._encoded(body)),
-            pools=endpoint == EMBEDDINGS,
+            pools=endpoint in (*POOLERS, *COUNTERS),
+            events=events,
         )
         queued = a_request(prompt=None, call=api, progress=Progress(children=children))
         answer = CallAnswer(queued)
         answer.resume(None)
         known = answer.num_tokens
-        request = self._request(endpoint, body, children)
+        request = self._request(endpoint, body, children, events=events, name=name, joins=joins)
         async for output in generate(self.engine, request):
             answer.push(output, RunId("run"), 0.0)
             if cut_after is not None and answer.num_tokens - known >= cut_after:
@@ -90,6 +98,30 @@ class CallRig:
         assert answer.response is not None
         response: Response = stable(json.loads(answer.response))
         return response
+
+    async def stream(
+        self,
+        endpoint: str,
+        body: dict[str, Any],
+        cuts: tuple[int, ...] = (),
+        *,
+        name: str,
+        joins: bool = True,
+    ) -> bytes:
+        """All events of a call that is cut after each number of new tokens, and continued."""
+        children: tuple[Progress, ...] = ()
+        for cut in cuts:
+            known = {"events": True, "name": name, "joins": joins}
+            evicted = await self.ask(endpoint, body, children, cut_after=cut, **known)
+            assert evicted.response is None, "the answer was complete before it was cut"
+            children = evicted.progress().children
+        answer = await self.ask(endpoint, body, children, events=True, name=name, joins=joins)
+        assert answer.response is not None
+        return b"".join(step.events for step in answer.events)
+
+    async def num_tokens(self, endpoint: str, body: dict[str, Any], *, name: str) -> int:
+        """Number of tokens of all answers to a call."""
+        return (await self.ask(endpoint, body, events=True, name=name)).num_tokens
 
     async def outputs(
         self, endpoint: str, body: dict[str, Any], children: tuple[Progress, ...]
@@ -107,17 +139,30 @@ class CallRig:
                 await asyncio.sleep(0.01)
 
     def _request(
-        self, endpoint: str, body: dict[str, Any], children: tuple[Progress, ...]
+        self,
+        endpoint: str,
+        body: dict[str, Any],
+        children: tuple[Progress, ...],
+        *,
+        events: bool = False,
+        name: str | None = None,
+        joins: bool = True,
     ) -> EngineRequest:
-        name = f"call-{next(_ids)}"
+        run = f"call-{next(_ids)}"
         return EngineRequest(
-            request_id=RequestId(f"{name}/run"),
-            origin=RequestId(name),
+            request_id=RequestId(f"{run}/run"),
+            origin=RequestId(name or run),
+            arrived_at=ARRIVED_AT,
             model=self.model,
             prompt=(),
             sampling=Sampling(),
             call=EngineCall(
-                endpoint=endpoint, body=self._encoded(body), seed=SEED, children=children
+                endpoint=endpoint,
+                body=self._encoded(body),
+                events=events,
+                joins=joins,
+                seed=SEED,
+                children=children,
             ),
         )
 
@@ -139,7 +184,9 @@ def embedding_models(directory: Path) -> Path:
 
 
 @asynccontextmanager
-async def call_rig(directory: Path) -> AsyncIterator[CallRig]:
+async def call_rig(
+    directory: Path, *, reasoning_parser: str | None = None
+) -> AsyncIterator[CallRig]:
     """
     An engine of a model with a parser of tool calls and with compact JSON; `EMBED` is another model
     of the engine.
@@ -149,7 +196,10 @@ async def call_rig(directory: Path) -> AsyncIterator[CallRig]:
     # Without this setting models with random weights write whitespace without end.
     grammars = {"backend": "xgrammar", "disable_any_whitespace": True}
     entry = msgspec.structs.replace(
-        base, tool_parser="hermes", engine_args={"structured_outputs_config": grammars}
+        base,
+        tool_parser="hermes",
+        reasoning_parser=reasoning_parser,
+        engine_args={"structured_outputs_config": grammars},
     )
     embed = ModelRegistry.load(embedding_models(directory / "pooling")).entry(EMBED)
     engine = VllmEngine((entry, embed), VllmSettings(log_path=str(directory / "vllm.log")))

@@ -7,16 +7,19 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import pytest_asyncio
 
+from services.agent.backends.base import EngineRequest
 from shared.api.calls import EMBEDDINGS
+from shared.contracts.base import RequestId
 from shared.contracts.errors import ContractError
 from shared.contracts.requests import FinishReason, Progress
 from tests.contract.calls.call_cases import CASES, CHAT, COMPLETIONS, MESSAGES, TALK, TOOL
 from tests.contract.calls.call_engines import EMBED, CallRig, Response, call_rig
-from tests.contract.engine.engines import kill_cores
+from tests.contract.engine.engines import LLAMA, kill_cores
 from tests.contract.pooling.pooling_engines import PoolingRig, Vector
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
@@ -40,6 +43,71 @@ async def test_response_is_the_same_after_evictions(rig: CallRig, name: str):
         children = evicted.progress().children
 
     assert await rig.response(case.endpoint, case.body, children) == whole
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "prompt logprobs"])
+async def test_stream_is_the_same_after_evictions(rig: CallRig, name: str):
+    """The events of known tokens are made again, with equal ids and times."""
+    case, request = CASES[name], f"req-{name.replace(' ', '-')}"
+    body = case.body | {"stream": True}
+    whole = events_in(await rig.stream(case.endpoint, body, name=request, joins=False))
+    cut = events_in(await rig.stream(case.endpoint, body, case.cuts, name=request, joins=False))
+
+    assert sorted(cut) == sorted(whole)
+    if "n" not in body and not isinstance(body.get("prompt"), list):
+        assert cut == whole
+
+
+async def test_layer_preemption_hears_of_calls(rig: CallRig, monkeypatch: pytest.MonkeyPatch):
+    monitor = rig.engine._telemetry.monitor(LLAMA)
+    assert monitor is not None
+    arrived = []
+
+    def note(_request: EngineRequest, run: RequestId, num_tokens: int) -> None:
+        arrived.append((run.rpartition("/")[2], num_tokens))
+
+    monkeypatch.setattr(monitor, "arrived", note)
+    body = {"prompt": ["one", "two and a half"], "max_tokens": 2, "temperature": 0}
+    answer = await rig.ask(COMPLETIONS, body)
+
+    assert [run for run, _ in arrived] == ["0", "1"]
+    assert sum(num_tokens for _, num_tokens in arrived) == answer.prompt_tokens
+
+
+async def test_stream_with_other_events_than_those_sent_is_not_continued(rig: CallRig):
+    """As if an engine with another template had begun the answer."""
+    case = CASES["chat"]
+    evicted = await rig.ask(case.endpoint, case.body, cut_after=3, events=True, name="req-other")
+    (known,) = evicted.progress().children
+    assert len(known.digest) == 16
+    assert all(not step.events for step in known.details)
+
+    other = (msgspec.structs.replace(known, digest=bytes(16)),)
+    with pytest.raises(ContractError) as refused:
+        await rig.ask(case.endpoint, case.body, other, events=True, name="req-other")
+    assert (refused.value.code, refused.value.status) == ("events_differ", 502)
+
+
+async def test_stream_reports_the_cached_tokens_of_its_first_run(rig: CallRig):
+    body = {"messages": [{"role": "user", "content": "cached " * 60}], "max_tokens": 9}
+    asked = body | {"stream_options": {"include_usage": True}}
+    whole = await rig.stream(CHAT, asked, name="req-cached")
+    cut = await rig.stream(CHAT, asked, (4,), name="req-cached")
+
+    assert usage_in(cut) == usage_in(whole)
+
+
+def usage_in(stream: bytes) -> Any:
+    (usage,) = [
+        json.loads(event.removeprefix(b"data: "))["usage"]
+        for event in events_in(stream)
+        if b'"choices":[]' in event
+    ]
+    return usage
+
+
+def events_in(stream: bytes) -> list[bytes]:
+    return [event for event in stream.split(b"\n\n") if event]
 
 
 async def test_response_ends_before_a_stop_string(rig: CallRig):

@@ -1,10 +1,11 @@
 """
 Chats over HTTP and AMQP under evictions, drains and kills of real engines; run this file by its
-path.
+path. `HEADWAY_FRONT=bodies` selects another front than `vllm`.
 """
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -197,7 +198,7 @@ async def mesh(
             engine="vllm",
             registry=registry,
             agent_settings={"pull": {"evict_hold_s": 0.1}},
-            gateway={"front": "vllm"},
+            gateway={"front": os.environ.get("HEADWAY_FRONT", "vllm")},
         )
         async with ProcessMesh(spec) as running:
             yield running
@@ -250,7 +251,7 @@ async def test_disturbed_chats_equal_undisturbed_ones(mesh: ProcessMesh) -> None
     }
     assert not different
     for chat in storm:
-        assert len(chat.results) == chat.body.get("n", 1)
+        assert len(chat.results) in (1, chat.body.get("n", 1))  # one for all answers, or for each
     written = [_joined(chat.choices[0]) for chat in storm if chat.kind in GRAMMARS]
     complete = [each for each in written if each["finish"] != "length"]
     print(f"of {len(written)} answers with a grammar, {len(complete)} end before their limit")

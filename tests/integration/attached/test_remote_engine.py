@@ -90,8 +90,8 @@ def events_in(outputs: Sequence[EngineOutput]) -> list[bytes]:
     """Events that a client gets: those of the chunks, then those of the final."""
     streamed = [step for output in outputs[:-1] for step in output.details]
     rest = outputs[-1].details[len(streamed) :]
-    parts = [part for step in (*streamed, *rest) for part in step.parts]
-    return [event for part in parts for event in part.split(b"\n\n") if event]
+    steps = (*streamed, *rest)
+    return [event for step in steps for event in step.events.split(b"\n\n") if event]
 
 
 async def test_answer_in_tokens_is_the_servers() -> None:
@@ -137,7 +137,7 @@ async def test_events_of_a_stream_pass_as_they_came() -> None:
     assert len(events) == 1 + 5 + 1  # role, tokens, end
     assert b"length" in events[-2]
     # The end of the answer waits for the final.
-    assert not any(b"length" in step.parts[0] for o in outputs[:-1] for step in o.details)
+    assert not any(b"length" in step.events for o in outputs[:-1] for step in o.details)
     assert tokens_in(outputs) == (UNKNOWN_TOKEN,) * 5
     response = json.loads(outputs[-1].response or b"")
     assert response["choices"][0]["message"]["content"] == "".join(texts)

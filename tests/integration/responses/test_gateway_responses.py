@@ -73,7 +73,8 @@ async def answer(request: Request) -> None:
     rendering = Rendering([message(TEXT)], name="s")
     parts = tuple(
         StepDetails(
-            1, (b"event: " + event["type"].encode() + b"\ndata: " + msgspec.json.encode(event),)
+            1,
+            events=b"event: " + event["type"].encode() + b"\ndata: " + msgspec.json.encode(event),
         )
         for event in rendering.events
     )

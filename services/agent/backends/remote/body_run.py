@@ -146,7 +146,7 @@ class BodyRun:
         if events:
             self._held.clear()
         tokens = delta.token_ids or (UNKNOWN_TOKEN,) * delta.num_tokens
-        details = (StepDetails(len(tokens), (events,)),)
+        details = (StepDetails(len(tokens), events=events),)
         self._events += details
         return EngineOutput(
             token_ids=tokens,
@@ -171,16 +171,14 @@ class BodyRun:
         if self._finish is None:
             raise ConnectionBrokenError("the server ended the stream before the answer")
         if self._held:
-            self._events.append(StepDetails(0, (b"\n\n".join(self._held),)))
+            self._events.append(StepDetails(0, events=b"\n\n".join(self._held)))
         return self._last(
             max(0, self._lengths.completion - max(self._num_tokens, self._num_known)),
-            response_of(self._call.endpoint, self._data()),
+            b"null" if self._call.events else response_of(self._call.endpoint, self._data()),
         )
 
     def _data(self) -> list[bytes]:
-        events = [
-            event for step in self._events for part in step.parts for event in part.split(b"\n\n")
-        ]
+        events = [event for step in self._events for event in step.events.split(b"\n\n")]
         data = [*(data_of(event) for event in events), self._usage]
         return [each for each in data if each not in (b"", DONE)]
 

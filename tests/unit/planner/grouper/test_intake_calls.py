@@ -171,7 +171,7 @@ def test_random_answers_get_their_seed_at_ingress(intake: Intake):
     ("body", "endpoint", "fields", "param"),
     [
         (BODY, "/v1/embeddings", {}, "model"),
-        (BODY, "/tokenize", {}, "endpoint"),
+        (BODY, "/v1/files", {}, "endpoint"),
         ([], CHAT, {}, None),
         ({"messages": MESSAGES}, CHAT, {}, "model"),
         (BODY | {"model": "none"}, CHAT, {}, "model"),

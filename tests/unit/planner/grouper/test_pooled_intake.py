@@ -125,7 +125,7 @@ def test_call_for_embeddings_may_have_the_most_inputs_of_one_request(intake: Int
         ({"input": "a"}, {"model": "g"}, "unsupported_task", "model"),
         ({"input": "a"}, {"model": "c"}, "unsupported_task", "model"),
         ({"prompt": "a"}, {"endpoint": "/v1/completions"}, "unsupported_task", "model"),
-        ({"input": "a"}, {"endpoint": "/v2/embed"}, "unsupported_parameter", "endpoint"),
+        ({"input": "a"}, {"endpoint": "/v1/files"}, "unsupported_parameter", "endpoint"),
         ({"input": [[10]] * (MAX_INPUTS + 1)}, {}, "too_many_inputs", "input"),
         (
             {"input": "a", "encoding_format": "bytes"},

@@ -14,11 +14,13 @@ from shared.contracts.models import ModelEntry
 from shared.models.tokenizer import Tokenizer
 
 log = structlog.get_logger()
+INLINE_BYTES = 4096
+"""Largest body that is rendered without a thread, whose start takes longer than the rendering."""
 
 
 class Bodies:
     """
-    Renders bodies in threads, and runs their answers at the engine.
+    Renders bodies, long ones in threads, and runs their answers at the engine.
 
     Args:
         submit: Submits the run of one answer to the engine.
@@ -91,7 +93,10 @@ class Bodies:
     ) -> None:
         name = request.request_id
         try:
-            run = await asyncio.to_thread(self._rendered, request, call, entry, vocab_size)
+            if len(call.body) <= INLINE_BYTES and entry.path in self._tokenizers:
+                run = self._rendered(request, call, entry, vocab_size)
+            else:
+                run = await asyncio.to_thread(self._rendered, request, call, entry, vocab_size)
             missing = run.missing()
             self._report([NewOutput(name, output) for output in run.opening()])
             if not missing:

@@ -20,7 +20,14 @@ from shared.api.sse import data_of
 from shared.contracts.base import RequestId
 from shared.contracts.errors import ContractError
 from shared.contracts.models import ModelEntry
-from shared.contracts.requests import FinishReason, Progress, Sampling, StepDetails, Tokens
+from shared.contracts.requests import (
+    FinishReason,
+    Progress,
+    Sampling,
+    StepDetails,
+    Tokens,
+    steps_of,
+)
 from shared.models.stop import StopMatcher
 from shared.models.tokenizer import TextDecoder, Tokenizer
 
@@ -116,7 +123,7 @@ class BodyRun:
         answer = self._answers[index]
         answer.cached_tokens = answer.cached_tokens or output.cached_tokens
         sent = self._advance(answer, output.token_ids, output.finish_reason)
-        step = StepDetails(len(output.token_ids), (sent,))
+        step = StepDetails(len(output.token_ids), events=sent, child=index)
         if self.call.streams:
             self._steps.append(step)
         new = msgspec.structs.replace(
@@ -144,7 +151,14 @@ class BodyRun:
                     code="context_length_exceeded",
                     param="prompt" if isinstance(prompt, str) else "messages",
                 )
-            limit = room if asked.max_tokens is None else min(room, asked.max_tokens)
+            limit = room if asked.max_tokens is None else asked.max_tokens
+            if limit > room:
+                raise ContractError(
+                    f"max_tokens is {limit}, and the prompt has {len(tokens)} tokens: "
+                    f"{self.entry.name} allows {most} together",
+                    code="context_length_exceeded",
+                    param="max_tokens",
+                )
             for number in range(asked.num_answers):
                 seed = asked.sampling.seed
                 yield (
@@ -184,10 +198,11 @@ class BodyRun:
             return
         progress = known[answer.index]
         reason = progress.finish_reason or finished_already(self.entry, answer.request)
-        for token in progress.token_ids[:-1]:
-            self._advance(answer, (token,), None)
-        self._advance(answer, progress.token_ids[-1:], reason)
-        self._steps += progress.details
+        for token_ids in steps_of(progress):
+            is_last = answer.num_tokens + len(token_ids) == len(progress.token_ids)
+            sent = self._advance(answer, token_ids, reason if is_last else None)
+            if self.call.streams:
+                self._steps.append(StepDetails(len(token_ids), events=sent, child=answer.index))
 
     def _advance(self, answer: _Answer, token_ids: Tokens, reason: FinishReason | None) -> bytes:
         """Append tokens to an answer; return the events that are sent with them."""
@@ -213,13 +228,16 @@ class BodyRun:
             return []
         close = self._events.close(self._usage())
         self._tail.append(close)
+        tail = StepDetails(0, events=b"".join(self._tail))
+        details = (*self._steps, tail) if self.call.streams else ()
+        response = b"null" if self.call.events else self._response(close)
+        return [EngineOutput(token_ids=(), response=response, details=details)]
+
+    def _response(self, close: bytes) -> bytes:
         data = [data_of(event) for event in b"".join((*self._made, close)).split(b"\n\n")]
-        response = response_of(
+        return response_of(
             self.call.endpoint, [each for each in data if each not in (b"", data_of(DONE))]
         )
-        tail = StepDetails(0, (b"".join(self._tail),))
-        details = (*self._steps, tail) if self.call.streams else ()
-        return [EngineOutput(token_ids=(), response=response, details=details)]
 
     def _usage(self) -> Usage:
         prompts = {id(each.request.prompt): len(each.request.prompt) for each in self._answers}

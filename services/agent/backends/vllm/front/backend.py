@@ -9,8 +9,10 @@ import structlog
 from services.agent.backends.answering import AnsweringBackend
 from services.agent.backends.base import (
     EngineIdentity,
+    EngineOutput,
     EngineRequest,
     EngineSnapshot,
+    NewOutput,
     SchedulingParameters,
     capabilities_with,
 )
@@ -24,6 +26,7 @@ from services.agent.backends.vllm.front.parallel import device_name, num_devices
 from services.agent.backends.vllm.front.process import vllm_unavailable_reason
 from services.agent.backends.vllm.front.run_events import events_of
 from services.agent.backends.vllm.front.telemetry import EngineTelemetry
+from services.agent.backends.vllm.shared.core_ids import answer_run
 from services.agent.backends.vllm.shared.wire import (
     Abort,
     ClearCaches,
@@ -219,11 +222,23 @@ class VllmEngine(AnsweringBackend):
         adapters = self._adapters[request.model]
         path = "" if request.adapter is None else adapters[request.adapter]
         self._require_alive().send(Submit(request, stops, path))
-        if request.call is not None:
-            return  # the length of its prompt is not known yet
+        if request.call is None:  # the lengths of a call's prompts are not known yet
+            num_tokens = len(request.prompt) + len(request.progress)
+            self._arrived(request, request.request_id, num_tokens)
+
+    def _arrived(self, request: EngineRequest, run: RequestId, num_tokens: int) -> None:
         monitor = self._telemetry.monitor(request.model)
         if monitor is not None:
-            monitor.arrived(request)
+            monitor.arrived(request, run, num_tokens)
+
+    def _on_rendered(self, name: RequestId, rendered: EngineOutput) -> None:
+        """Note that an answer of a call was sent to the engine core, with its prompt's length."""
+        request, index = self._runs.get(name), rendered.child
+        if request is None or request.call is None or index is None:
+            return
+        known = request.call.children[index : index + 1]
+        num_tokens = rendered.prompt_tokens + sum(each.num_tokens for each in known)
+        self._arrived(request, answer_run(name, index), num_tokens)
 
     def _answered(self, request: EngineRequest) -> None:
         monitor = self._telemetry.monitor(request.model)
@@ -239,6 +254,9 @@ class VllmEngine(AnsweringBackend):
             self._on_engine_died(event)
         elif events := events_of(event):
             self._report(events)
+            for each in events:
+                if isinstance(each, NewOutput) and each.output.prompt_tokens:
+                    self._on_rendered(each.request_id, each.output)
 
     def _on_engine_died(self, event: EngineDied) -> None:
         model = ModelName(event.model)

@@ -28,23 +28,26 @@ class ArrivalMonitor(SafepointFront):
         self._prefills_s: dict[RequestId, Seconds] = {}
         """Predicted prefill times of online requests that have no first token yet."""
 
-    def arrived(self, request: EngineRequest) -> None:
+    def arrived(self, request: EngineRequest, run: RequestId, num_tokens: int) -> None:
         """
-        Register *request*, which was sent to the engine; demand a preemption if *request* would be
-        late.
+        Register a request that was sent to the engine; demand a preemption if it would be late.
+
+        Args:
+            request: The request.
+            run: Its run at the engine core, which is another one for each answer of a call.
+            num_tokens: Number of tokens of the prompt and of the progress.
         """
         if request.slo.qos_class is QosClass.BEST_EFFORT:
             return
         now, slack_s = time.monotonic(), self._slack_s(request)
         coefficients = self.coefficients()
-        tokens = len(request.prompt) + len(request.progress)
-        predicted_s = predict_s(coefficients, compute_tokens=tokens, context_tokens=0)
+        predicted_s = predict_s(coefficients, compute_tokens=num_tokens, context_tokens=0)
         self._prefills_s[request.request_id] = predicted_s
         # Subtract the constant cost of an iteration, which the request pays even after a
         # preemption.
         prefill_s = predicted_s - coefficients.constant_s
         online_s = sum(self._prefills_s.values())
-        self.announce(Wish(now, demand_of(request.request_id), now + slack_s, online_s, prefill_s))
+        self.announce(Wish(now, demand_of(run), now + slack_s, online_s, prefill_s))
         running = self.running()
         if running is not None and preempts(
             running[1], now=now, online_s=online_s, slack_s=slack_s, prefill_s=prefill_s

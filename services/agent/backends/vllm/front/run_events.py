@@ -78,7 +78,8 @@ def end_of_call(answered: CallAnswered) -> NewOutput | RunEnded:
     """The response of a call, or its error."""
     request_id = RequestId(answered.request_id)
     if answered.status < HTTPStatus.BAD_REQUEST:
-        return NewOutput(request_id, EngineOutput(token_ids=(), response=answered.body))
+        end = EngineOutput(token_ids=(), response=answered.body, details=answered.events)
+        return NewOutput(request_id, end)
     return RunEnded(request_id, _error_of(answered))
 
 
@@ -91,4 +92,4 @@ def _error_of(answered: CallAnswered) -> ContractError:
     message = error.message or f"vLLM answered with status {answered.status}"
     if answered.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return ContractError(message, code="internal_error", status=answered.status)
-    return ContractError(message, param=error.param, status=answered.status)
+    return ContractError(message, param=error.param, status=answered.status, response=answered.body)

@@ -18,7 +18,6 @@ from services.agent.backends.vllm.shared.wire import (
     Abort,
     Activate,
     Attach,
-    CallAnswered,
     ClearCaches,
     Connection,
     Detach,
@@ -191,16 +190,19 @@ class EngineHost:
             engine,
             self._numbers,
             adapter_path=command.adapter_path,
+            parses=self._applications.parses(request.model, call),
             on_output=self._on_output,
             on_lost=self._on_error,
         )
         try:
-            status, body = await run.response(self._applications)
+            answered = await run.response(self._applications)
+        except ContractError as error:
+            self._on_error(run, error)
         except Exception as error:  # any error of vLLM's application must reach the front as text
             log.exception("call.failed", request_id=request.request_id)
             self._send(RunFailed(request.request_id, f"vLLM's application failed: {error}"))
         else:
-            self._send(CallAnswered(request.request_id, status, body))
+            self._send(answered)
         finally:
             self._calls.pop(request.request_id, None)
 

@@ -18,3 +18,8 @@ def core_id(run: RequestId, number: int) -> str:
 def run_of(core_id: str) -> RequestId:
     """The run with this id in the engine core."""
     return RequestId(core_id.rpartition("-")[0])
+
+
+def answer_run(run: RequestId, index: int) -> RequestId:
+    """The run of one answer of a call, whose run is *run*."""
+    return RequestId(f"{run}/{index}")

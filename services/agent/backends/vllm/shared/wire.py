@@ -218,6 +218,8 @@ class CallAnswered(_Frame, frozen=True, array_like=True, tag=True):
     request_id: str
     status: int
     body: bytes
+    events: tuple[StepDetails, ...] = ()
+    """Events of all steps, and those that follow them, if the application has streamed them."""
 
 
 class EngineDied(_Frame, frozen=True, array_like=True, tag=True):

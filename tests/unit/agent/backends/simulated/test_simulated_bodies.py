@@ -90,13 +90,16 @@ class Outcome:
 
     def progress(self) -> tuple[Progress, ...]:
         return tuple(
-            Progress(token_ids=tuple(self.children[n]), details=tuple(self.steps[n]))
+            Progress(
+                token_ids=tuple(self.children[n]),
+                details=tuple(StepDetails(step.num_tokens) for step in self.steps[n]),
+            )
             for n in sorted(self.children)
         )
 
     def sent(self) -> bytes:
         """All events that a client has got, in order."""
-        return b"".join(part for step in self.events for part in step.parts)
+        return b"".join(step.events for step in self.events)
 
 
 class Bench:

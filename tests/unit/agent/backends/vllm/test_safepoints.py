@@ -64,7 +64,7 @@ class Engine:
             slo=Slo(**slo),
             arrived_at=self.clock.time(),
         )
-        self.monitor.arrived(request)
+        self.monitor.arrived(request, request.request_id, len(request.prompt))
         return request
 
 

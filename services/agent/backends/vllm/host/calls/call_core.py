@@ -1,9 +1,11 @@
 """An engine core for vLLM's application whose requests run in the engines of the host."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Protocol
 
@@ -12,18 +14,23 @@ from vllm.exceptions import GracefulHTTPError
 from vllm.tasks import SupportedTask
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core_client import EngineCoreClient
+from vllm.v1.metrics.stats import PrefillStats
 
+from services.agent.backends.vllm.host.calls.events import CallEvents, events_of_call
 from services.engine_core.encoding import encode_request, encode_requests
 from services.engine_core.engine_client import Fail
 from services.engine_core.pooling import num_values, pooled_output
-from services.engine_core.steps import AnswerSteps
+from services.engine_core.steps import AnswerSteps, ended, outputs_of
 from shared.api.pooling import MAX_UNIT_VALUES
+from shared.contracts.base import UnixTime
 from shared.contracts.requests import EnginePayload, FinishReason, StepDetails, Tokens
 from shared.producer.effects import NewTokens
 
 log = structlog.get_logger()
 
 _NUM_SEEDS = 1 << 31
+_MOST_OUTPUTS = 16
+"""Number of outputs of a request that vLLM gets at once."""
 _NOT_COMPARED = ""
 """Digest of the model: the application and the engine read the same files."""
 
@@ -40,6 +47,19 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NewPart:
+    """New tokens of an answer that the application streams."""
+
+    token_ids: Tokens
+    details: tuple[StepDetails, ...] = ()
+    """Details of all of the tokens, or none."""
+    finish_reason: FinishReason | None = None
+    """Set if the answer is complete."""
+    cached_tokens: int = 0
+    """Number of cached tokens of the prompt; set on the first part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
     """One request that vLLM's application makes of a call."""
 
@@ -50,12 +70,25 @@ class Child:
     """True for an input of a pooling model; then `payload` is a list of one request."""
     answer: Callable[[Answered], object]
     """Completes the request; may be called from another thread."""
+    append: Callable[[Iterable[NewPart]], object]
+    """Appends parts of the answer, which `answer` does not follow; may be called the same way."""
     refuse: Callable[[str], object]
     """Ends the request with an error of its sender; may be called from another thread."""
 
 
 class Caller(Protocol):
     """The call in whose context vLLM's application runs."""
+
+    @property
+    def name(self) -> str:
+        """Id of the request, which is the same in each of its runs."""
+
+    @property
+    def arrived_at(self) -> UnixTime: ...
+
+    @property
+    def events(self) -> CallEvents | None:
+        """Takes the events of the stream; None if the answer comes as a whole."""
 
     @property
     def seed(self) -> int: ...
@@ -107,7 +140,9 @@ class CallCoreClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped
         self._supported_tasks = tasks
         self._width = width
         self._fail = fail
-        self._outputs: asyncio.Queue[EngineCoreOutput] = asyncio.Queue()
+        self._outputs: dict[str, deque[EngineCoreOutput]] = {}
+        """Request -> its outputs that vLLM has not taken."""
+        self._has_outputs = asyncio.Event()
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         """
@@ -125,6 +160,8 @@ class CallCoreClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped
             _with_seed(request, current.caller.seed + index)
         if request.cache_salt:  # equal salts of two tenants share no prefixes
             request.cache_salt = f"{current.caller.tenant}/{request.cache_salt}"
+        if (events := events_of_call.get()) is not None:
+            events.begins(request.request_id, index)
         soon = self._loop.call_soon_threadsafe
         current.caller.begin(
             Child(
@@ -133,15 +170,25 @@ class CallCoreClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped
                 payload=_encoded(request),
                 pools=pools,
                 answer=lambda answer: soon(self._replay, request, answer),
+                append=lambda parts: soon(self._append, request, parts),
                 refuse=lambda message: soon(self._refuse, request.request_id, message),
             )
         )
 
     async def get_output_async(self) -> EngineCoreOutputs:
-        """The next outputs, all that are present; never raises."""
-        outputs = [await self._outputs.get()]
-        while not self._outputs.empty():
-            outputs.append(self._outputs.get_nowait())
+        """
+        The next outputs; never raises. Each request has its turn, since a stream that is continued
+        has the outputs of all known tokens at once.
+        """
+        await self._has_outputs.wait()
+        outputs = []
+        for name, waiting in tuple(self._outputs.items()):
+            taken = [waiting.popleft() for _ in range(min(len(waiting), _MOST_OUTPUTS))]
+            outputs += taken
+            if not waiting:
+                del self._outputs[name]
+        if not self._outputs:
+            self._has_outputs.clear()
         return EngineCoreOutputs(outputs=outputs)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
@@ -175,14 +222,22 @@ class CallCoreClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped
             raise GracefulHTTPError(message, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
 
     def _replay(self, request: EngineCoreRequest, answer: Answered) -> None:
+        self._put(request, lambda: _outputs(request, answer))
+
+    def _append(self, request: EngineCoreRequest, parts: Iterable[NewPart]) -> None:
+        for part in parts:
+            self._put(request, partial(_outputs_of_part, request, part))
+
+    def _put(self, request: EngineCoreRequest, made: Callable[[], list[EngineCoreOutput]]) -> None:
         try:
-            outputs = _outputs(request, answer)
+            outputs = made()
         except Exception as error:  # damaged details end this request alone
             log.exception("answer.broken", request_id=request.request_id)
             self._fail(request.request_id, error)
         else:
-            for output in outputs:
-                self._outputs.put_nowait(output)
+            if outputs:
+                self._outputs.setdefault(request.request_id, deque()).extend(outputs)
+                self._has_outputs.set()
 
     def _refuse(self, request_id: str, message: str) -> None:
         self._fail(request_id, GracefulHTTPError(message, HTTPStatus.BAD_REQUEST))
@@ -201,6 +256,15 @@ def _outputs(request: EngineCoreRequest, answer: Answered) -> list[EngineCoreOut
     steps = AnswerSteps(request)
     whole = NewTokens(offset=0, token_ids=answer.token_ids, text="", details=answer.details)
     return steps.of(whole) + steps.last(answer, cached_tokens=answer.cached_tokens)
+
+
+def _outputs_of_part(request: EngineCoreRequest, part: NewPart) -> list[EngineCoreOutput]:
+    outputs = outputs_of(request, part.token_ids, part.details)
+    if part.finish_reason is not None:
+        outputs = ended(outputs, request, part.finish_reason)
+    if part.cached_tokens and outputs:
+        outputs[0].prefill_stats = PrefillStats(num_cached_tokens=part.cached_tokens)
+    return outputs
 
 
 def _with_seed(request: EngineCoreRequest, seed: int) -> None:

@@ -1,10 +1,12 @@
 """Runs of calls in the engine host."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from http import HTTPStatus
 from itertools import count
+from typing import Any
 
 import msgspec
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -13,11 +15,15 @@ from services.agent.backends.base import EngineCall, EngineRequest
 from services.agent.backends.vllm.host.built_runs import EngineRun, built_run
 from services.agent.backends.vllm.host.calls.applications import Applications
 from services.agent.backends.vllm.host.calls.call_core import Answered, Child
+from services.agent.backends.vllm.host.calls.events import CallEvents, Step
+from services.agent.backends.vllm.host.calls.streamed_answer import StreamedAnswer
 from services.agent.backends.vllm.host.engine import Engine
-from services.agent.backends.vllm.shared.wire import RunOutput, Submit
-from shared.contracts.base import RequestId
-from shared.contracts.errors import NotActiveError
-from shared.contracts.requests import FinishReason, Progress
+from services.agent.backends.vllm.shared.core_ids import answer_run
+from services.agent.backends.vllm.shared.wire import CallAnswered, RunOutput, Submit
+from shared.api.calls import COUNTERS
+from shared.contracts.base import RequestId, UnixTime
+from shared.contracts.errors import ContractError, NotActiveError
+from shared.contracts.requests import FinishReason, Progress, StepDetails
 
 
 class CallRun:
@@ -34,6 +40,7 @@ class CallRun:
         engine: Engine of the run's model.
         numbers: Numbers of runs in the engine's core.
         adapter_path: Directory of the run's adapter; empty without an adapter.
+        parses: True if a parser reads the answers token by token.
         on_output: Called with each output of an answer.
         on_lost: Called with this run and the error if the engine has died, or if another instance
             may serve the call.
@@ -47,6 +54,7 @@ class CallRun:
         numbers: "count[int]",
         *,
         adapter_path: str,
+        parses: bool,
         on_output: Callable[[RunOutput], None],
         on_lost: Callable[["CallRun", Exception], None],
     ) -> None:
@@ -63,8 +71,31 @@ class CallRun:
         self._children: asyncio.Queue[Child] = asyncio.Queue()
         self._runs: list[EngineRun] = []
         self._last_prompt: tuple[int, ...] = ()
+        self._events = CallEvents(self._on_step) if call.events else None
+        self._joins = call.joins and not parses
+        self._streamed: dict[int, StreamedAnswer] = {}
+        """Index of an answer -> the answer, if its events are streamed."""
+        self._steps: list[StepDetails] = []
+        """Events of all steps so far, those of earlier runs included."""
+        self._new_steps: deque[Step] = deque()
+        """Steps that the application's thread appends; the host's takes the first."""
+        self._has_ended = False
+        self._broken: asyncio.Future[None] = self._loop.create_future()
+        """Fails if the events cannot continue those of earlier runs."""
         self._pooled: RunOutput | None = None
         """The output that stands for all inputs so far, if the model pools."""
+
+    @property
+    def name(self) -> str:
+        return self._request.origin or self._request.request_id
+
+    @property
+    def arrived_at(self) -> UnixTime:
+        return self._request.arrived_at
+
+    @property
+    def events(self) -> CallEvents | None:
+        return self._events
 
     @property
     def seed(self) -> int:
@@ -78,25 +109,66 @@ class CallRun:
         """Run a request of the application; called from the application's thread."""
         self._loop.call_soon_threadsafe(self._children.put_nowait, child)
 
-    async def response(self, applications: Applications) -> tuple[int, bytes]:
+    async def response(self, applications: Applications) -> CallAnswered:
         """
-        Run the call to its response: status and body.
+        Run the call to its response.
 
         Raises:
+            ContractError: The events cannot continue those of earlier runs.
             Exception: vLLM's application failed.
         """
         runs = asyncio.create_task(self._run_children(), name="run the answers of a call")
+        body = self._call.body if self._events is None else _streaming(self._call)
+        responding = asyncio.ensure_future(
+            applications.respond(self._request.model, self._call.endpoint, body, self)
+        )
         try:
-            status, body = await applications.respond(
-                self._request.model, self._call.endpoint, self._call.body, self
-            )
-            if self._pooled is not None and status < HTTPStatus.BAD_REQUEST:
-                self._on_output(self._pooled)
-            return status, body
+            ends: set[asyncio.Future[Any]] = {responding, self._broken}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if self._broken.done():
+                self._broken.result()
+            return self._answered(*responding.result())
         finally:
+            self._has_ended = True
+            responding.cancel()
             runs.cancel()
+            for answer in self._streamed.values():
+                answer.close()
             for run in self._runs:
                 await run.abort()
+
+    def _answered(self, status: int, body: bytes) -> CallAnswered:
+        """The response that the application has made."""
+        name, events = self._request.request_id, self._events
+        if events is not None and events.refusal is not None:
+            return CallAnswered(name, *events.refusal)
+        if status >= HTTPStatus.BAD_REQUEST:
+            return CallAnswered(name, status, body)
+        if self._pooled is not None:
+            self._on_output(self._pooled)
+        elif self._call.endpoint in COUNTERS:
+            self._on_output(RunOutput(name, (), FinishReason.STOP.value, child=0))
+        if events is None:
+            return CallAnswered(name, status, body)
+        rest = StepDetails(0, events=events.rest)
+        return CallAnswered(name, status, b"null", (*self._steps, rest))
+
+    def _on_step(self, step: Step) -> None:
+        """Take a step of the application, from its thread."""
+        self._new_steps.append(step)
+        if len(self._new_steps) == 1:
+            self._loop.call_soon_threadsafe(self._take)
+
+    def _take(self) -> None:
+        """Take the steps that the application has made since the last time."""
+        while self._new_steps and not self._has_ended:
+            step = self._new_steps[0]
+            try:
+                self._steps.append(self._streamed[step.index].take(step))
+            except ContractError as error:
+                self._has_ended = True
+                self._broken.set_exception(error)
+            self._new_steps.popleft()
 
     async def _run_children(self) -> None:
         while True:
@@ -105,16 +177,11 @@ class CallRun:
     async def _run_child(self, child: Child) -> None:
         known = () if child.pools else self._call.children
         progress = known[child.index] if child.index < len(known) else Progress()
-        answer = ChildRun(
-            child,
-            progress,
-            on_output=self._gather if child.pools else self._send,
-            on_lost=lambda error: self._on_lost(self, error),
-        )
+        answer = self._begun(child, progress)
         if not child.pools:
             self._report_prompt(child)
+        answer.begin()
         if progress.finish_reason is not None:
-            answer.complete(progress.finish_reason)
             return
         try:
             run = await built_run(
@@ -128,6 +195,18 @@ class CallRun:
             await run.begin()
         except Exception as error:  # noqa: BLE001 - the application gets every refusal of vLLM
             answer.on_error(error)
+
+    def _begun(self, child: Child, progress: Progress) -> "ChildRun | StreamedAnswer":
+        def on_lost(error: Exception) -> None:
+            self._on_lost(self, error)
+
+        if self._events is None or child.pools:
+            on_output = self._gather if child.pools else self._send
+            return ChildRun(child, progress, on_output=on_output, on_lost=on_lost)
+        answer = self._streamed[child.index] = StreamedAnswer(
+            child, progress, joins=self._joins, on_output=self._send, on_lost=on_lost
+        )
+        return answer
 
     def _gather(self, child: Child, output: RunOutput) -> None:
         """Count the output of an input into the one that stands for all inputs."""
@@ -158,7 +237,7 @@ class CallRun:
         """The run of one answer, with the parameters that the application has made."""
         return replace(
             self._request,
-            request_id=RequestId(f"{self._request.request_id}/{child.index}"),
+            request_id=answer_run(self._request.request_id, child.index),
             origin=RequestId(f"{self._request.origin or ''}/{child.index}"),
             prompt=child.prompt,
             progress=progress.token_ids,
@@ -194,16 +273,23 @@ class ChildRun:
         self._on_lost = on_lost
         self._token_ids = list(progress.token_ids)
         self._details = list(progress.details)
-        self._cached_tokens = 0
+        self._reason = progress.finish_reason
+        self._cached_tokens = progress.cached_tokens
+
+    def begin(self) -> None:
+        """Return the answer to the application if earlier runs have completed it."""
+        if self._reason is not None:
+            self._complete(self._reason)
 
     def on_output(self, output: RunOutput) -> None:
         """Append an output of the engine; with a finish reason, the answer is complete."""
+        if not self._token_ids:
+            self._cached_tokens = self._cached_tokens or output.cached_tokens
         self._token_ids += output.token_ids
         self._details += output.details
-        self._cached_tokens = self._cached_tokens or output.cached_tokens
         self._send(self._child, output)
         if output.finish:
-            self.complete(FinishReason(output.finish))
+            self._complete(FinishReason(output.finish))
 
     def on_error(self, error: Exception) -> None:
         """End the call with an error, unless its request is not at fault."""
@@ -212,7 +298,7 @@ class ChildRun:
         else:
             self._child.refuse(str(error))
 
-    def complete(self, reason: FinishReason) -> None:
+    def _complete(self, reason: FinishReason) -> None:
         """Return the answer to the application."""
         self._child.answer(
             Answered(
@@ -222,3 +308,12 @@ class ChildRun:
                 cached_tokens=self._cached_tokens,
             )
         )
+
+
+def _streaming(call: EngineCall) -> bytes:
+    """The body of a call with the fields that ask for a stream."""
+    fields = msgspec.json.decode(call.body, type=dict[str, msgspec.Raw])
+    fields["stream"] = msgspec.Raw(b"true")
+    if call.stream_options is not None:
+        fields["stream_options"] = msgspec.Raw(call.stream_options)
+    return msgspec.json.encode(fields)
