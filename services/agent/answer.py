@@ -211,7 +211,7 @@ class AnswerStream:
             late_tokens=self.late_tokens,
             max_tbt_s=self.max_tbt_s,
             # Without tokens the next run begins again, and returns the details of the prompt again.
-            details=tuple(map(self._continued, self.details)) if self.token_ids else (),
+            details=self._continued() if self.token_ids else (),
             cached_tokens=self.cached_tokens,
             digest=self.digest if self.token_ids else b"",
         )
@@ -232,14 +232,14 @@ class AnswerStream:
             if step.events:
                 self.digest = chained(self.digest, step.events)
 
-    def _continued(self, step: StepDetails) -> StepDetails:
+    def _continued(self) -> tuple[StepDetails, ...]:
         """
-        What the next run needs of a step: it makes the events of known tokens again. A server that
-        reports no token ids makes another answer.
+        What the next run needs of the steps: it makes the events of known tokens again. A server
+        that reports no token ids makes another answer.
         """
-        if not step.events or UNKNOWN_TOKEN in self.token_ids:
-            return step
-        return StepDetails(step.num_tokens, step.parts)
+        if not self.digest or UNKNOWN_TOKEN in self.token_ids:
+            return self.details
+        return tuple(StepDetails(step.num_tokens, step.parts) for step in self.details)
 
     def _append(self, token_ids: Tokens, now: UnixTime) -> None:
         """Compare the times of new tokens with their deadlines (QoServe eq. 2)."""

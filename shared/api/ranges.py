@@ -72,6 +72,10 @@ in a form that Anthropic's errors do not have.
 _NEEDED = {CHAT: "messages", RESPONSES: "input"}
 """Endpoint -> field without which no body is valid."""
 _NULL = msgspec.Raw(b"null")
+_SHORT = 64
+"""Longest field, in bytes, that may be an empty list."""
+_MOST = 1e300
+"""Largest number that is compared; larger integers have no floating-point form."""
 
 
 def check_ranges(endpoint: str, fields: CallFields) -> None:
@@ -108,10 +112,10 @@ def _check_prompt(endpoint: str, fields: CallFields) -> None:
         if bytes(fields.get("prompt", _NULL)) in (b"null", b'""'):
             raise _refused("prompt is missing or empty", "prompt")
         return
-    messages = bytes(fields.get("messages", _NULL)).strip()
+    messages = bytes(fields.get("messages", _NULL))
     if endpoint == CHAT and messages[:1] != b"[":
         raise _refused("messages must be a list", "body.messages")
-    if messages[1:-1].strip() == b"" and messages[:1] == b"[":
+    if len(messages) <= _SHORT and _decoded(fields.get("messages", _NULL)) == []:
         raise _refused("messages is empty: send at least one message", None)
 
 
@@ -133,7 +137,15 @@ def _check_together(fields: CallFields, numbers: Mapping[str, float | None]) -> 
 
 
 def _value(fields: CallFields, name: str) -> Any:
-    return msgspec.json.decode(fields[name]) if name in fields else None
+    return _decoded(fields[name]) if name in fields else None
+
+
+def _decoded(raw: msgspec.Raw) -> Any:
+    """The value of a field; None if only vLLM may know what it means, e.g. of half a character."""
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def _number(name: str, limits: Range, raw: msgspec.Raw) -> float | None:
@@ -143,7 +155,7 @@ def _number(name: str, limits: Range, raw: msgspec.Raw) -> float | None:
     Raises:
         ContractError: It is not a number, or has a fraction and may have none.
     """
-    value = msgspec.json.decode(raw)
+    value = _decoded(raw)
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, str):
@@ -152,7 +164,7 @@ def _number(name: str, limits: Range, raw: msgspec.Raw) -> float | None:
         raise _refused(f"{name} must be a number", f"body.{name}")
     if limits.whole and isinstance(value, float) and math.isfinite(value) and value % 1:
         raise _refused(f"{name} must be a whole number, got {value:g}", f"body.{name}")
-    return None if math.isnan(value) else value
+    return value if abs(value) <= _MOST else None
 
 
 def _number_in(text: str) -> float | None:
