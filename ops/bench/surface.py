@@ -4,8 +4,9 @@ Cost of the gateway's front `vllm`, compared with vLLM's own API server on the s
 Both render prompts, detokenize, parse tools and write answers with the same code of vLLM. The
 front also publishes each request to RabbitMQ and reads its replies. `vllm serve` and a mesh with
 one vLLM engine of the same model serve the same chats in alternating rounds; a second gateway of
-the mesh has the front `light`. CPU time is that of the front's process alone. The CPU time of the
-agent with its engine and of the broker is reported beside it.
+the mesh has the front `bodies`, whose bodies the engine host reads. CPU time is that of the front's
+process alone. For the fronts of the mesh, the CPU time of the agent with its engine and of the
+broker, the sum of all three, and the time to the first event are reported beside it.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ from ops.bench.given_model import given_model
 from ops.bench.overhead_arms import broker_pid
 from ops.bench.progress import say
 from ops.bench.result import Line, Result, spread
-from ops.bench.surface_load import KINDS, LIGHT_KINDS, Served, bodies, served
+from ops.bench.surface_load import KINDS, Served, bodies, served
 from ops.bench.vllm_serve import stock_server
 from ops.devices import gpus
 from ops.environment import broker_for
@@ -41,8 +42,11 @@ from shared.models.registry import ModelRegistry, write_registry
 from shared.models.tiny import TINY_MODELS, make_tiny_models
 
 MODEL = ModelName("tiny-llama")
-STOCK, FRONT, LIGHT = "vllm serve", "front vllm", "front light"
+STOCK, FRONT, BODIES = "vllm serve", "front vllm", "front bodies"
+MESH_FRONTS = (FRONT, BODIES)
 MOST_OVERALL, MOST_OF_A_KIND = 1.4, 1.6
+MOST_OF_ALL, MOST_LATER_MS = 1.02, 2.0
+"""Bounds of the front `bodies` over the front `vllm`."""
 MANY_MODELS = 20
 READY_S = 120.0
 GPU_SHARE = 0.4
@@ -61,6 +65,8 @@ class RunningFront:
 
 Rounds = Mapping[str, Mapping[str, list[Served]]]
 """Front -> kind of requests -> its answers in each round."""
+Beside = Mapping[str, Mapping[str, list[float]]]
+"""Front of the mesh -> process beside it -> its CPU ms per request in each round."""
 
 
 async def run(*, seed: int, quick: bool, broker: str | None, model: Path | None = None) -> Result:
@@ -84,18 +90,18 @@ async def run(*, seed: int, quick: bool, broker: str | None, model: Path | None 
         async with (
             stock_server(_stock_arguments(entry), root / "stock.log") as stock,
             ProcessMesh(spec) as mesh,
-            gateway(spec, LIGHT, front="light", registry=spec.registry) as light,
+            gateway(spec, BODIES, front="bodies", registry=spec.registry) as passing,
         ):
             fronts = {
                 STOCK: RunningFront(url=stock.url, pid=stock.pid),
                 FRONT: RunningFront(url=spec.gateway_url, pid=mesh.processes["gateway"].pid),
-                LIGHT: light,
+                BODIES: passing,
             }
             beside = {"agent with engine": mesh.processes["agent-a"].pid, "broker": broker_pid(url)}
             loads, others_ms = await _measured(fronts, beside, rounds, number, seed)
         result.figures["memory and start"] = await _starts(spec, entry, root)
     report(result, loads)
-    result.figures |= {f"CPU ms per request, {name}": spread(ms) for name, ms in others_ms.items()}
+    report_mesh(result, loads, others_ms)
     return result
 
 
@@ -174,14 +180,16 @@ async def _measured(
     rounds: int,
     number: int,
     seed: int,
-) -> tuple[Rounds, dict[str, list[float]]]:
-    """Answers of each front by kind and round, and CPU ms per request of the mesh's processes."""
+) -> tuple[Rounds, Beside]:
+    """Answers of each front by kind and round, and what the mesh's other processes computed."""
     loads: dict[str, dict[str, list[Served]]] = {
-        name: {kind: [] for kind in _kinds(name)} for name in fronts
+        name: {kind: [] for kind in KINDS} for name in fronts
     }
-    others_ms: dict[str, list[float]] = {name: [] for name in beside}
-    for name, front in fronts.items():  # warm-up: caches, grammars, connections
-        for kind in _kinds(name):
+    others_ms: dict[str, dict[str, list[float]]] = {
+        name: {each: [] for each in beside} for name in MESH_FRONTS
+    }
+    for front in fronts.values():  # warm-up: caches, grammars, connections
+        for kind in KINDS:
             await served(front.url, front.pid, bodies(kind, MODEL, 4, seed - 1))
     for index in range(rounds):
         for name, front in fronts.items():
@@ -189,16 +197,11 @@ async def _measured(
             for kind, found in loads[name].items():
                 asked = bodies(kind, MODEL, number, seed + index)
                 found.append(await served(front.url, front.pid, asked))
-            if name == FRONT:
-                for each, pid in beside.items():
-                    used_s = computed_s(pid) - before[each]
-                    others_ms[each].append(1e3 * used_s / (number * len(KINDS)))
+            for each, found_ms in others_ms.get(name, {}).items():
+                used_s = computed_s(beside[each]) - before[each]
+                found_ms.append(1e3 * used_s / (number * len(KINDS)))
         say(f"round {index + 1} of {rounds}")
     return loads, others_ms
-
-
-def _kinds(front: str) -> tuple[str, ...]:
-    return LIGHT_KINDS if front == LIGHT else tuple(KINDS)
 
 
 async def _starts(spec: MeshSpec, entry: ModelEntry, root: Path) -> dict[str, object]:
@@ -243,6 +246,39 @@ def report(result: Result, loads: Rounds) -> None:
             bound=MOST_OF_A_KIND,
         ),
         Line(name="rounds of a kind with another number of tokens", value=different, bound=0),
+    ]
+
+
+def report_mesh(result: Result, loads: Rounds, beside: Beside) -> None:
+    """Add the CPU time of all processes, and first tokens, of the two fronts of the mesh."""
+    all_ms: dict[str, list[float]] = {}
+    first_ms: dict[str, list[float]] = {}
+    for name, others in beside.items():
+        result.figures |= {
+            f"CPU ms per request, {each}, {name}": spread(ms) for each, ms in others.items()
+        }
+        own = [
+            sum(each.cpu_ms for each in of_round) / len(KINDS)
+            for of_round in zip(*loads[name].values(), strict=True)
+        ]
+        all_ms[name] = [sum(each) for each in zip(own, *others.values(), strict=True)]
+        first_ms[name] = [
+            float(np.mean([each.first_ms for each in of_round]))
+            for of_round in zip(*loads[name].values(), strict=True)
+        ]
+        result.figures[f"CPU ms per request, all processes, {name}"] = spread(all_ms[name])
+        result.figures[f"first event, ms, {name}"] = spread(first_ms[name])
+    result.lines += [
+        Line(
+            name="CPU per request of all processes, front bodies over front vllm, means",
+            value=float(np.mean(all_ms[BODIES]) / np.mean(all_ms[FRONT])),
+            bound=MOST_OF_ALL,
+        ),
+        Line(
+            name="first event, front bodies after front vllm, ms, means",
+            value=float(np.mean(first_ms[BODIES]) - np.mean(first_ms[FRONT])),
+            bound=MOST_LATER_MS,
+        ),
     ]
 
 

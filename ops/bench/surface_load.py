@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,8 +55,6 @@ KINDS: dict[str, Callable[[str], Body]] = {
     },
     "logprobs": lambda _: {"logprobs": True, "top_logprobs": 2},
 }
-LIGHT_KINDS = ("plain", "long prompt")
-"""Kinds that the front `light` serves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +66,8 @@ class Served:
     requests: int
     events: int
     tokens: int
+    first_ms: float
+    """Mean time to the first event of streamed answers."""
 
     @property
     def cpu_ms(self) -> float:
@@ -106,14 +107,21 @@ async def served(url: str, pid: int, asked: Sequence[Body]) -> Served:
     """
     front = psutil.Process(pid)
     room = asyncio.Semaphore(CONCURRENCY)
+    first_s: list[Seconds] = []
     async with httpx.AsyncClient(base_url=url, timeout=120.0) as client:
 
         async def one(body: Body) -> tuple[int, int]:
+            content = b""
             async with room:
-                answer = await client.post("/v1/chat/completions", json=body)
+                sent_at = time.monotonic()
+                async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+                    async for part in answer.aiter_bytes():
+                        if not content and "stream" in body:
+                            first_s.append(time.monotonic() - sent_at)
+                        content += part
             if answer.is_error:
-                raise EngineError(f"{url}: {answer.status_code} {answer.text[:300]}")
-            return _events(answer.content), _tokens(answer.content)
+                raise EngineError(f"{url}: {answer.status_code} {content[:300]!r}")
+            return _events(content), _tokens(content)
 
         before_s = _own_s(front)
         counts = await asyncio.gather(*(one(body) for body in asked))
@@ -123,6 +131,7 @@ async def served(url: str, pid: int, asked: Sequence[Body]) -> Served:
         requests=len(asked),
         events=sum(events for events, _ in counts),
         tokens=sum(tokens for _, tokens in counts),
+        first_ms=1e3 * sum(first_s) / max(1, len(first_s)),
     )
 
 

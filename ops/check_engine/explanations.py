@@ -126,11 +126,17 @@ EXPLANATIONS: Mapping[str, Mapping[str, str]] = {
     "bench surface": {
         r"memory and start": "Time until a gateway with the front vllm is ready, and its memory, "
         "with one and with twenty models.",
-        r"CPU ms per request, (vllm serve|front vllm|front light), .*": "CPU time of the HTTP "
+        r"CPU ms per request, (vllm serve|front vllm|front bodies), .*": "CPU time of the HTTP "
         "server process for one request of that kind: median and range over rounds.",
-        r"CPU ms per request, agent with engine": "CPU time of the agent and its engine for one "
-        "request; on a GPU without the device's time.",
-        r"CPU ms per request, broker": "CPU time of RabbitMQ for one request.",
+        r"CPU ms per request, agent with engine, .*": "CPU time of the agent and its engine for "
+        "one request; on a GPU without the device's time.",
+        r"CPU ms per request, broker, .*": "CPU time of RabbitMQ for one request.",
+        r"CPU ms per request, all processes, .*": "CPU time of gateway, agent with engine and "
+        "broker for one request through one front of the mesh.",
+        r"first event, .*": "Time from the request to the first event of a streamed answer, and "
+        "how much later it is with the front bodies.",
+        r"CPU per request of all processes, .*": "CPU time of all processes with the front bodies, "
+        "over that with the front vllm.",
         r"ratio, .*": "CPU time of the front vllm divided by that of vllm serve, median and range "
         "over rounds.",
         r"events per streamed answer": "Number of events in which a streamed answer arrives.",
