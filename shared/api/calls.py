@@ -29,6 +29,8 @@ POOLERS = (
     *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
 )
 """Endpoints of models that pool."""
+MOST_TOKEN_BYTES = 256
+"""More bytes than a token of a known model has: the longest ones have 128 spaces."""
 ALL_ENDPOINTS = (*ENDPOINTS, *COUNTERS, *POOLERS)
 """Endpoints of calls, which engines with vLLM's application and servers of others answer."""
 OWN_FIELDS = (

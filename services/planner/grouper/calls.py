@@ -8,6 +8,7 @@ import msgspec
 from shared.api.calls import (
     COMPLETIONS,
     COUNTERS,
+    MOST_TOKEN_BYTES,
     POOLERS,
     CallSize,
     call_body,
@@ -147,15 +148,28 @@ def served_call(call: ApiCall, size: CallSize, entry: ModelEntry) -> ApiCall:
     The call for an engine of the mesh with the model *entry*.
 
     Raises:
-        ContractError: The model does not perform the task of the endpoint, or a pooling model
-            cannot answer the body in one message.
+        ContractError: The model does not perform the task of the endpoint, the texts cannot fit
+            into its context, or a pooling model cannot answer the body in one message.
     """
     check_call_task(call.endpoint, entry)
+    _check_length(size, entry)
     if call.endpoint in POOLERS:
         check_call_inputs(call, size.num_prompts)
     elif call.endpoint not in COUNTERS:
         return call
     return msgspec.structs.replace(call, pools=True)
+
+
+def _check_length(size: CallSize, entry: ModelEntry) -> None:
+    most = entry.max_model_len * MOST_TOKEN_BYTES * size.num_prompts
+    num_bytes = 0 if size.text is None else size.text.num_bytes
+    if num_bytes > most:
+        raise ContractError(
+            f"the texts of the body have {num_bytes} bytes: {entry.name} has a context of "
+            f"{entry.max_model_len} tokens",
+            code="context_length_exceeded",
+            param="body",
+        )
 
 
 def plain_call(body: InferenceRequest, limits: IngressLimits) -> Asked:

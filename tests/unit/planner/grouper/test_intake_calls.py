@@ -7,6 +7,7 @@ import pytest
 
 from services.planner.grouper.intake import Intake
 from services.planner.settings import GrouperSettings
+from shared.api.calls import MOST_TOKEN_BYTES
 from shared.contracts.errors import ContractError
 from shared.contracts.qos import Importance, OnLate, Slo
 from shared.contracts.requests import QueuedRequest, ReplyMode
@@ -43,6 +44,20 @@ def test_body_reaches_the_engine_host_as_it_is_without_the_fields_of_the_mesh(in
     assert json.loads(bytes(request.call.body)) == BODY | {"temperature": 1e-7, "seed": seed}
     assert (request.call.endpoint, request.prompt, request.messages) == (CHAT, None, None)
     assert (request.slo.ttft_s, request.application, request.priority) == (1.0, "a", -2)
+
+
+def test_texts_that_cannot_fit_into_the_context_are_refused(
+    intake: Intake, registry: ModelRegistry
+):
+    """Only an engine host counts the tokens; far too long texts need not wait for one."""
+    context = registry.entry(MODEL).max_model_len
+    long = "a" * (MOST_TOKEN_BYTES * context + 1)
+    with pytest.raises(ContractError) as refused:
+        accepted(intake, {"model": MODEL, "messages": [{"role": "user", "content": long}]})
+
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "body")
+    short = [{"role": "user", "content": long[:-1]}]
+    assert accepted(intake, {"model": MODEL, "messages": short}).call is not None
 
 
 def test_fields_beside_the_body_have_precedence(intake: Intake):
