@@ -182,7 +182,7 @@ def mesh_spec(
         registry=registry,
         log_dir=directory / f"log-{len(servers)}",
         gateway_port=free_port(),
-        gateway={"front": "light"},
+        gateway={"front": "bodies"},
         log_level="warning",
         agents=agents,
     )

@@ -25,7 +25,7 @@ from shared.contracts.ingress import InferenceRequest
 from shared.contracts.requests import ReplyMode, RequestFailed
 from shared.producer.producer import Producer
 
-FRONTS = ("light", "vllm")
+FRONTS = ("bodies", "vllm")
 TEXT = "a " * 1_950_000
 ABOUT = {"model": MODEL, "max_tokens": 1}
 LONG_PROMPT = msgspec.json.encode(ABOUT | {"prompt": TEXT})
@@ -50,7 +50,7 @@ class Beside:
 
 
 async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
-    """Run the benchmark; a quick run has the light front only."""
+    """Run the benchmark; a quick run has the front `bodies` only."""
     result = Result(name="large_texts", seed=seed, quick=quick)
     refusals: list[Seconds] = []
     mib: list[float] = []

@@ -13,26 +13,41 @@ from pathlib import Path
 from uuid import uuid4
 
 import msgspec
-from litestar.types import Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from ops.engine_runs import generate
 from services.agent.answer import AnswerText
 from services.agent.backends.base import EngineRequest
+from services.agent.backends.bodies.events import (
+    ChatEvents,
+    Heading,
+)
+from services.agent.backends.bodies.events import (
+    Usage as CallUsage,
+)
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.backend import SimulatedEngine
 from services.gateway.channel import Channel
-from services.gateway.openai import ChatBody, decode_body
-from services.gateway.replies import SSE_DONE, Renderer, sse, usage_of
-from services.gateway.shapes import CHAT
 from shared.contracts.base import ModelName, RequestId
 from shared.contracts.models import ModelEntry
 from shared.contracts.qos import Slo
-from shared.contracts.requests import Sampling, Tokens, Usage
+from shared.contracts.requests import ChatMessage, FinishReason, Sampling, Tokens
 from shared.models.registry import ModelRegistry
 from shared.models.tokenizer import Tokenizer
 from shared.runtime.clock import SystemClock
 from shared.runtime.health import serve_http
 from shared.runtime.lifecycle import run_service
+
+
+class ChatBody(msgspec.Struct, frozen=True):
+    """What the server reads of a body."""
+
+    model: str
+    messages: tuple[ChatMessage, ...]
+    max_tokens: int | None = None
+    temperature: float | None = None
+    ignore_eos: bool | None = None
+    slo: Slo | None = None
 
 
 class Server:
@@ -55,32 +70,29 @@ class Server:
             if message["type"] != "http.request":
                 return
             body, more = body + message["body"], message["more_body"]
-        await self._answer(decode_body(body, ChatBody), Channel(send, {}))
+        await self._answer(msgspec.json.decode(body, type=ChatBody), Channel(send, {}))
 
     async def _answer(self, body: ChatBody, channel: Channel) -> None:
         request_id = f"req-{uuid4().hex}"
-        renderer = Renderer(
-            CHAT,
-            request_id=request_id,
-            model=body.model,
-            created=int(time.time()),
-            include_usage=True,
+        events = ChatEvents(
+            Heading(
+                request_id=request_id,
+                model=body.model,
+                created_at=int(time.time()),
+                tool=None,
+                includes_usage=True,
+            )
         )
-        prompt = self._tokenizer.encode(body.content)
+        prompt = self._tokenizer.encode(body.messages)
         answer, num_tokens = AnswerText(self._tokenizer.decoder(), ()), 0
         async for output in generate(self._engine, self._request(request_id, body, prompt)):
             _, text, _ = answer.push(output.token_ids)
-            opening = b"" if num_tokens else renderer.opening()
+            opening = b"" if num_tokens else events.begin(0)
             num_tokens += len(output.token_ids)
-            await channel.event(opening + renderer.part(text))
-        tail = renderer.part(answer.end())
-        usage = Usage(
-            prompt_tokens=len(prompt),
-            completion_tokens=num_tokens,
-            total_tokens=len(prompt) + num_tokens,
-        )
-        closing = {"choices": [], "usage": usage_of(usage)}
-        await channel.event(tail + sse(msgspec.json.encode(closing)) + SSE_DONE)
+            await channel.event(opening + events.text(0, text))
+        tail = events.text(0, answer.end()) + events.end(0, FinishReason.LENGTH)
+        usage = CallUsage(prompt=len(prompt), cached=0, completion=num_tokens)
+        await channel.event(tail + events.close(usage))
         await channel.end()
 
     def _request(self, request_id: str, body: ChatBody, prompt: Tokens) -> EngineRequest:

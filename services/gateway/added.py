@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
+from services.gateway.application import OWN_PATHS
 from services.gateway.door import ROUTES
 from services.gateway.resources import Resource
-from services.gateway.routes import OWN_PATHS
 from services.gateway.state import Gateway
 from shared.contracts.errors import SettingsError
 from shared.contracts.tenants.keys import Scope

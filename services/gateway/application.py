@@ -20,9 +20,20 @@ from services.gateway.stories import STORIES, stories, story
 from services.gateway.usage import usage
 from shared.contracts.errors import MeshError
 from shared.contracts.requests import ErrorInfo
-from shared.runtime.health import Health, health_app
+from shared.runtime.health import HEALTH, METRICS, READY, Health, health_app
 
 JSON = "application/json"
+OWN_PATHS = (
+    "/v1/models",
+    "/v1/usage",
+    STORIES,
+    HEALTH,
+    READY,
+    METRICS,
+    "/console",
+    "/openapi.json",
+)
+"""Paths of a gateway beside those of `ROUTES` and of resources."""
 
 
 def application_of(

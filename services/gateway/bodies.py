@@ -1,5 +1,6 @@
 """The front that passes all bodies on: to engines of the mesh and to servers of others."""
 
+import math
 from collections.abc import Iterator, Mapping
 
 from starlette.applications import Starlette
@@ -8,6 +9,7 @@ from services.gateway.application import application_of
 from services.gateway.door import Door
 from services.gateway.pass_through import PassThrough
 from services.gateway.state import Gateway
+from shared.api.calls import MOST_TOKEN_BYTES
 from shared.contracts.base import ModelName
 from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry
@@ -17,7 +19,13 @@ from shared.runtime.health import Health
 def bodies_front(gateway: Gateway, health: Health) -> Starlette:
     """The ASGI application of a gateway that knows nothing of the models but their names."""
     readers = _Readers(gateway.registry, PassThrough(gateway.producer))
-    return application_of(gateway, health, Door(gateway, readers), lambda: b"{}")
+
+    def most_chars(model: ModelName) -> float:
+        entry = gateway.registry.entry(model)
+        return math.inf if entry.takes_bodies else entry.max_model_len * MOST_TOKEN_BYTES
+
+    door = Door(gateway, readers, most_chars=most_chars)
+    return application_of(gateway, health, door, lambda: b"{}")
 
 
 class NoSteps:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from litestar.types import Message, Send
+from starlette.types import Message, Send
 
 from services.gateway.errors import error_body, error_headers
 from shared.contracts.base import Seconds

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from litestar.types import Receive
+from starlette.types import Receive
 
 from shared.producer.generation import Generation
 

@@ -11,7 +11,6 @@ import structlog
 
 from services.gateway.admission import admission
 from services.gateway.answer_headers import answer_headers
-from services.gateway.answering import LAST_WORD_S
 from services.gateway.body import Forwarded
 from services.gateway.call import Call, current
 from services.gateway.claims import claim_of
@@ -48,14 +47,17 @@ from solver.tenants.claims import grant
 
 log = structlog.get_logger()
 
-TOKENIZE = "/tokenize"
+LAST_WORD_S: Seconds = 5.0
+"""Time in which a client whose time limit has passed must take its error."""
+TEXTS = ("prompt", "input")
+"""Fields whose text is the prompt."""
 ROUTES: Mapping[str, str] = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completions",
     "/v1/responses": "responses",
     "/v1/messages": "messages",
     "/v1/messages/count_tokens": "count_tokens",
-    TOKENIZE: "tokenize",
+    "/tokenize": "tokenize",
     "/detokenize": "detokenize",
     "/v1/embeddings": "embeddings",
     "/v2/embed": "embeddings",
@@ -78,8 +80,7 @@ class Door:
         gateway: Components that all requests share.
         applications: Application of each base model: vLLM's, or one that passes bodies to servers.
         prepare: Called with the model before its application reads a request.
-        most_chars: Number of characters that fit into a model's context; vLLM's application checks
-            it at all routes but `/tokenize`.
+        most_chars: Number of characters that fit into a model's context.
     """
 
     def __init__(
@@ -156,8 +157,8 @@ class Door:
             base = ref.base
             if not gateway.registry.entry(base).takes_bodies:
                 check_ranges(scope["path"], fields)
-            if scope["path"] == TOKENIZE:
-                check_text("prompt", fields.get("prompt"), self._most_chars(base))
+            for name in TEXTS:
+                check_text(name, fields.get(name), self._most_chars(base))
             application = self._application(base, call, hints, scope["path"])
             self._prepare(base)
             response.call = call

@@ -5,8 +5,7 @@ from math import ceil
 from typing import Any
 
 import msgspec
-from litestar.exceptions import HTTPException
-from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.exceptions import HTTPException
 
 from services.gateway.headers import IDEMPOTENCY_KEY
 from services.gateway.rate_limits import headers_of
@@ -72,7 +71,7 @@ def error_info(error: Exception) -> ErrorInfo:
             return _unavailable_info(error)
         case RunDivergedError():
             return ErrorInfo(message=str(error), code=error.code, status=502)
-        case HTTPException() | StarletteHTTPException():
+        case HTTPException():
             phrase = HTTPStatus(error.status_code).phrase
             return ErrorInfo(
                 message=error.detail or phrase,

@@ -24,8 +24,7 @@ _decode: Decoder[LanesForecast] = Decoder(LanesForecast)
 
 class Fallbacks:
     """
-    Chooses between the target and the fallback of a split, before the prompt is rendered with the
-    tokenizer of one of them.
+    Chooses between the target and the fallback of a split.
 
     Differs from the choice of a grouper: the lane is that of an estimated length of the prompt, and
     requests that came or were served after the forecast are not counted.

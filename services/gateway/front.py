@@ -13,7 +13,6 @@ import structlog
 
 from services.engine_core.environment import use_no_device
 from services.gateway.bodies import NoSteps, bodies_front
-from services.gateway.light import light_front
 from services.gateway.state import Gateway
 from shared.contracts.base import ModelName
 from shared.contracts.errors import SettingsError
@@ -22,7 +21,7 @@ from shared.models.watch import RegistrySteps
 from shared.runtime.health import Health
 
 log = structlog.get_logger()
-Front = Literal["light", "bodies", "vllm"]
+Front = Literal["bodies", "vllm"]
 
 
 def front_of(registry: ModelRegistry) -> Front:
@@ -33,7 +32,7 @@ def front_of(registry: ModelRegistry) -> Front:
     entries = (registry.entry(base) for base in registry.bases)
     paths = (Path(entry.path) for entry in entries if not entry.takes_bodies)
     has_weights = any(next(path.glob("*.safetensors"), None) for path in paths)
-    return "vllm" if has_weights and find_spec("vllm") is not None else "light"
+    return "vllm" if has_weights and find_spec("vllm") is not None else "bodies"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +63,6 @@ async def open_front(gateway: Gateway, health: Health) -> AsyncIterator[OpenFron
     if front == "auto":
         front = front_of(gateway.registry)
     log.info("front.selected", front=front)
-    if front == "light":
-        # In a thread: Litestar composes its routes for seconds, and heartbeats must continue.
-        application = await asyncio.to_thread(light_front, gateway, health)
-        yield OpenFront(application, "light", gateway.intake, {})
-        return
     if front == "bodies":
         yield OpenFront(bodies_front(gateway, health), "bodies", NoSteps(), {})
         return

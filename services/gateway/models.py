@@ -3,7 +3,7 @@
 import msgspec
 
 from services.gateway.instances import Instances
-from services.gateway.replies import SIMULATED, SIMULATED_ENGINE
+from services.gateway.results import SIMULATED, SIMULATED_ENGINE
 
 OWNER = "headway"
 

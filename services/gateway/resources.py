@@ -2,13 +2,14 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Protocol
 from urllib.parse import parse_qsl
 from uuid import uuid4
 
 import msgspec
 import structlog
-from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFoundException
+from starlette.exceptions import HTTPException
 
 from services.gateway.admission import Admission, admission
 from services.gateway.channel import Channel, UnreadError
@@ -125,8 +126,8 @@ class WithResources:
             if channel.started:
                 # The missing rest makes the server close the connection.
                 return
-            allowed = error.headers if isinstance(error, HTTPException) else None
-            await channel.error(info, headers=allowed)
+            found = error.headers if isinstance(error, HTTPException) else None
+            await channel.error(info, headers=None if found is None else dict(found))
         except Exception as error:  # a bug: the client gets an answer, the log the rest
             outcome = Outcome.FAILED
             logged.exception("request.broken")
@@ -182,8 +183,9 @@ def _route(resource: Resource, path: str, method: str) -> tuple[str, Handler]:
     pattern = "/".join(each for each in ("{id}" if object_id else "", rest) if each)
     methods = resource.routes.get(pattern)
     if methods is None:
-        raise NotFoundException
+        raise HTTPException(HTTPStatus.NOT_FOUND)
     handler = methods.get(method)
     if handler is None:
-        raise MethodNotAllowedException(headers={"allow": ", ".join(methods)})
+        allowed = {"allow": ", ".join(methods)}
+        raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED, headers=allowed)
     return object_id, handler

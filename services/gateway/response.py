@@ -10,7 +10,7 @@ from services.gateway.edge.forms import ApiForm
 from services.gateway.errors import error_headers
 from services.gateway.headers import id_headers
 from services.gateway.outcomes import Outcome, outcome_of
-from services.gateway.replies import with_headway
+from services.gateway.results import with_headway
 from shared.contracts.requests import ErrorInfo
 
 EVENT_STREAM = b"text/event-stream"

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import structlog
 
 from services.gateway.added import added_resources
 from services.gateway.batches.application import BatchesResource
-from services.gateway.batches.forms import CallForms, TextForms
 from services.gateway.batches.publishing import BatchPorts
 from services.gateway.batches.runner import BatchRunner
 from services.gateway.body import BodyMemory
@@ -25,7 +23,6 @@ from services.gateway.files.application import FilesResource
 from services.gateway.files.retention import Retention
 from services.gateway.front import OpenFront, open_front
 from services.gateway.instances import AwaitedModels, Instances, followed
-from services.gateway.intake import Intake, load_tokenizers
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.opening import Opening
 from services.gateway.rate_limits import RateLimits, limits_followed
@@ -51,7 +48,6 @@ from shared.contracts.control import GATEWAY_PERIOD_S
 from shared.contracts.errors import SettingsError, StoreUnavailableError
 from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry
-from shared.models.tokenizer import Tokenizer
 from shared.models.watch import PERIOD_S as WATCH_PERIOD_S
 from shared.models.watch import RegistrySteps, RegistryWatch
 from shared.producer.producer import Producer
@@ -71,7 +67,7 @@ from shared.tenants.policies import (
 
 log = structlog.get_logger()
 
-READINESS_PERIOD_S = 0.5
+READINESS_PERIOD_S = 0.1
 
 
 def check(settings: Settings) -> None:
@@ -101,14 +97,12 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
     Serve HTTP until *stop*, then let open requests finish until the drain timeout.
 
     Raises:
-        SettingsError: The registry, the policies or the keys are invalid, a model has no
-            tokenizer, or the port is in use.
+        SettingsError: The registry, the policies or the keys are invalid, or the port is in use.
         BrokerUnavailableError: The broker does not answer at start-up.
     """
     settings = ports.settings
     check(settings)
     registry = ModelRegistry.load(Path(settings.registry))
-    tokenizers = await asyncio.to_thread(load_tokenizers, registry)
     async with (
         opened_store(settings.store) as store,
         ports.open_broker("gateway") as broker,
@@ -120,7 +114,6 @@ async def serve(ports: Ports[Settings], stop: asyncio.Event) -> None:
                 ports,
                 stop,
                 registry=registry,
-                tokenizers=tokenizers,
                 access=access,
                 store=store,
                 broker=broker,
@@ -178,7 +171,6 @@ def _gateway(
     stop: asyncio.Event,
     *,
     registry: ModelRegistry,
-    tokenizers: dict[ModelName, Tokenizer],
     access: Access,
     store: Store | None,
     broker: Broker,
@@ -195,14 +187,6 @@ def _gateway(
     return Gateway(
         settings=settings,
         registry=registry,
-        intake=Intake(
-            settings=settings,
-            registry=registry,
-            tokenizers=tokenizers,
-            fallbacks=fallbacks,
-            new_seed=lambda: secrets.randbits(31),
-            policies=access.policies,
-        ),
         fallbacks=fallbacks,
         tenants=Tenants(
             api_keys=settings.api_keys,
@@ -279,7 +263,7 @@ async def _serve(ports: Ports[Settings], gateway: Gateway, broker: Broker, acces
             group.create_task(access.follow(stop), name="follow-access")
             group.create_task(watching.follow(stop), name="follow-mesh")
             group.create_task(_keep(gateway.store, settings, ports.clock, stop), name="keep-store")
-            group.create_task(_run_batches(gateway, front), name="run-batches")
+            group.create_task(_run_batches(gateway), name="run-batches")
             await _until_drained(gateway, broker, ports.health, awaited)
             await edge.stop()
 
@@ -356,16 +340,15 @@ async def _keep(store: Store | None, settings: Settings, clock: Clock, stop: asy
                 await release()
 
 
-async def _run_batches(gateway: Gateway, front: OpenFront) -> None:
+async def _run_batches(gateway: Gateway) -> None:
     """Run batches until the gateway stops; then other gateways do."""
     if gateway.store is None:
         return
-    registry, settings = gateway.registry, gateway.settings
-    is_light = front.name == "light"
+    settings = gateway.settings
     ports = BatchPorts(
         store=gateway.store,
         producer=gateway.producer,
-        forms=TextForms(registry, gateway.intake) if is_light else CallForms(registry),
+        registry=gateway.registry,
         settings=settings.batches,
         kept=settings.store,
         webhooks=settings.webhooks,

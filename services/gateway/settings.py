@@ -37,11 +37,11 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     of them, and names those that are missing. Later losses of instances do not change it, since
     requests wait in the queue. Empty: /ready waits for no model.
     """
-    front: Literal["auto", "light", "bodies", "vllm"] = "auto"
+    front: Literal["auto", "bodies", "vllm"] = "auto"
     """
-    Application that reads requests and writes answers: `vllm` is vLLM's own, with all of its
-    fields; `bodies` passes bodies to the engines, which have all of them also; `light` serves text
-    alone. Only `vllm` needs vLLM. `auto` is `vllm` where vLLM is installed and a model has weights.
+    Application that reads requests and writes answers: `bodies` passes bodies to the engines, which
+    read them; `vllm` is vLLM's own, and needs vLLM. `auto` is `vllm` where vLLM is installed and a
+    model has weights.
     """
     api_keys: dict[str, str] = msgspec.field(default_factory=dict)
     """

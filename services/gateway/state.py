@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from services.gateway.body import BodyMemory
 from services.gateway.fallbacks import Fallbacks
 from services.gateway.instances import Instances
-from services.gateway.intake import Intake
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.rate_limits import RateLimits
 from services.gateway.settings import Settings
@@ -25,7 +24,6 @@ class Gateway:
 
     settings: Settings
     registry: ModelRegistry
-    intake: Intake
     fallbacks: Fallbacks
     tenants: Tenants
     bodies: BodyMemory

@@ -48,7 +48,6 @@ async def attached(
     *,
     known: ModelRegistry | None,
     api_key: str | None,
-    payloads: bool | None = None,
 ) -> tuple[list[ModelEntry], list[AgentSpec]]:
     """
     Models and agents for the servers that are to be attached.
@@ -60,7 +59,6 @@ async def attached(
         texts: Values of `--attach`.
         known: The registry of the user, whose models the servers may serve.
         api_key: Key for all servers.
-        payloads: Value of `engine.remote.payloads`.
 
     Raises:
         SettingsError: An address is wrong, or no server of a target without a known model answers.
@@ -86,8 +84,6 @@ async def attached(
             remote["model"] = model
         if api_key is not None:
             remote["api_key"] = api_key
-        if payloads is not None:
-            remote["payloads"] = payloads
         remotes[of_agent] = remote
         agents.append(
             AgentSpec(

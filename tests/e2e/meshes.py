@@ -38,6 +38,8 @@ SLOW_ENGINE = {
     "max_running": 24,
 }
 """Settings of a simulated engine whose requests last long enough to be interrupted by kills."""
+QUICK_START = {"engine": {"simulated": {"cold_activation_s": 0.1}}}
+"""Settings of a simulated engine that loads models soon."""
 _END = re.compile(r'"event":"(request\.completed|request\.failed|run\.stopped)"')
 
 
@@ -76,12 +78,14 @@ def mesh_spec(
         registry=registry or make_tiny_models(directory / "models", weights=engine == "vllm"),
         log_dir=directory / "log",
         gateway_port=free_port(),
-        gateway={"front": "light"} | (gateway or {}),
+        gateway={"front": "bodies"} | (gateway or {}),
         agents=tuple(
             AgentSpec(
                 instance_id=f"a{number}",
                 engine=engine,
-                settings={"initial_model": LLAMA, "drain_timeout_s": 5.0} | (agent_settings or {}),
+                settings={"initial_model": LLAMA, "drain_timeout_s": 5.0}
+                | (QUICK_START if engine == "simulated" else {})
+                | (agent_settings or {}),
             )
             for number in range(agents)
         ),

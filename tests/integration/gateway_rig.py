@@ -10,8 +10,11 @@ import httpx
 import msgspec
 
 from ops.ports import free_port
+from services.agent.backends.bodies.events import Events, Heading, events_for
+from services.agent.backends.bodies.events import Usage as CallUsage
 from services.gateway.service import serve
 from services.gateway.settings import Settings
+from shared.api.events import response_of_stream
 from shared.broker import topology
 from shared.broker.protocol import (
     BindingSpec,
@@ -23,15 +26,17 @@ from shared.broker.protocol import (
 )
 from shared.contracts.base import InstanceId, RequestId, RunId, encode
 from shared.contracts.control import Control, RequestCancel
-from shared.contracts.ingress import InferenceRequest
+from shared.contracts.ingress import CallRequest
 from shared.contracts.qos import SloVerdict
 from shared.contracts.requests import (
+    ChildAnswer,
     ErrorInfo,
     FinishReason,
     ReplyMode,
     RequestCompleted,
     RequestFailed,
     RunStarted,
+    StepDetails,
     Timings,
     TokenChunk,
     TokensEmitted,
@@ -44,6 +49,7 @@ from tests.brokers import BrokerRig, RabbitRig, eventually
 
 INSTANCE = InstanceId("i1")
 PIECES = ("Hel", "lo ", "wor", "ld")
+PROMPT_TOKENS = 3
 KEYS = {"sk-acme": "acme", "sk-other": "other"}
 """API keys and their tenants."""
 
@@ -52,7 +58,7 @@ KEYS = {"sk-acme": "acme", "sk-other": "other"}
 class Request:
     """A request that the fake mesh has received."""
 
-    body: InferenceRequest
+    body: CallRequest
     delivery: Delivery
     mesh: "FakeMesh"
 
@@ -79,7 +85,7 @@ class Request:
             run_id=RunId(run),
             offset=offset,
             token_ids=tuple(range(first + offset, first + offset + len(pieces))),
-            text="".join(pieces),
+            details=steps_of(self.body, *pieces, offset=offset),
         )
         await self.reply(TokensEmitted(chunks=(chunk,)))
 
@@ -97,24 +103,54 @@ class Request:
         )
 
 
-def completed(body: InferenceRequest, *pieces: str) -> RequestCompleted:
+def events_of(body: CallRequest) -> Events:
+    """Makes the events of an answer to *body*."""
+    fields = msgspec.json.decode(body.body)
+    return events_for(
+        body.endpoint,
+        Heading(
+            request_id=body.id or "",
+            model=fields["model"],
+            created_at=0,
+            tool=None,
+            includes_usage=not body.events or "stream_options" in fields,
+        ),
+    )
+
+
+def steps_of(body: CallRequest, *pieces: str, offset: int = 0) -> tuple[StepDetails, ...]:
+    """One step for each piece of an answer."""
+    events = events_of(body)
+    return tuple(
+        StepDetails(1, events=(b"" if number else events.begin(0)) + events.text(0, piece))
+        for number, piece in enumerate(pieces, offset)
+    )
+
+
+def completed(body: CallRequest, *pieces: str) -> RequestCompleted:
     """The final of a request whose answer is *pieces*."""
     now = SystemClock().now()
-    prompt_tokens = body.prompt_tokens or 0
+    events = events_of(body)
+    usage = Usage(
+        prompt_tokens=PROMPT_TOKENS,
+        completion_tokens=len(pieces),
+        total_tokens=PROMPT_TOKENS + len(pieces),
+        cached_tokens=1,
+    )
+    close = events.close(CallUsage(prompt=PROMPT_TOKENS, cached=1, completion=len(pieces)))
+    tail = StepDetails(0, events=events.end(0, FinishReason.STOP) + close)
+    details = (*steps_of(body, *pieces), tail)
+    stream = b"".join(step.events for step in details)
+    response = b"null" if body.events else response_of_stream(body.endpoint, stream)
     return RequestCompleted(
         request_id=RequestId(body.id or ""),
         run_id=RunId("run1"),
         instance_id=INSTANCE,
-        model=body.model,
-        token_ids=tuple(range(10, 10 + len(pieces))),
-        text="".join(pieces),
+        model=body.model or "",
+        token_ids=(),
+        text="",
         finish_reason=FinishReason.STOP,
-        usage=Usage(
-            prompt_tokens=prompt_tokens,
-            completion_tokens=len(pieces),
-            total_tokens=prompt_tokens + len(pieces),
-            cached_tokens=1,
-        ),
+        usage=usage,
         timings=Timings(
             arrived_at=body.arrived_at or now,
             grouped_at=now,
@@ -125,6 +161,15 @@ def completed(body: InferenceRequest, *pieces: str) -> RequestCompleted:
         ),
         verdict=SloVerdict(attained=True),
         engine="fake",
+        details=details if body.events else (),
+        children=(
+            ChildAnswer(
+                token_ids=tuple(range(10, 10 + len(pieces))),
+                text="",
+                finish_reason=FinishReason.STOP,
+            ),
+        ),
+        response=msgspec.Raw(response),
     )
 
 
@@ -167,7 +212,7 @@ class FakeMesh:
         return [it.request_id for it in self.controls if isinstance(it, RequestCancel)]
 
     async def _on_request(self, delivery: Delivery) -> None:
-        body = msgspec.json.decode(delivery.body, type=InferenceRequest)
+        body = msgspec.json.decode(delivery.body, type=CallRequest)
         request = Request(body, delivery, self)
         self.requests.append(request)
         await delivery.settle(Settlement.ACK)

@@ -202,12 +202,12 @@ async def test_kill_ends_a_service_that_ignores_its_cancellation(tmp_path: Path)
 
 NEVER_READY = """
 import asyncio, signal, sys
-from services.mesh import cli, embedded
+from services.mesh import cli, mesh
 
 async def wait_ready(*_, **__):
     await asyncio.Event().wait()
 
-embedded.wait_ready = wait_ready
+mesh.wait_ready = wait_ready
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` around the tests ignores it
 sys.exit(cli.main())
 """

@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 import structlog
 
-from services.gateway.batches.forms import LineForms, LineTerms
+from services.gateway.batches.forms import LineTerms, check_line, message_of
 from services.gateway.batches.lines import FRAME_BYTES, BatchLine, parse_line
 from services.gateway.batches.settings import BatchSettings
 from services.gateway.errors import error_info
@@ -20,6 +20,7 @@ from shared.contracts.errors import ContractError, TransientError
 from shared.contracts.ingress import CallRequest, InferenceRequest
 from shared.contracts.qos import Slo
 from shared.contracts.requests import RequestFailed
+from shared.models.registry import ModelRegistry
 from shared.runtime.clock import Clock
 from shared.store.ids import line_request_id
 from shared.store.objects.batches import StoredBatch
@@ -58,7 +59,7 @@ class BatchPorts:
 
     store: Store
     producer: Publisher
-    forms: LineForms
+    registry: ModelRegistry
     settings: BatchSettings
     kept: StoreSettings
     """Settings of the store, for the life of result files."""
@@ -143,7 +144,7 @@ class LinePublisher:
         try:
             parsed = self.parse(line)
             body, model = parsed.body, call_body(call_fields(parsed.body)).model
-            message = self._ports.forms.message(parsed, terms)
+            message = message_of(parsed, terms)
         except ContractError as error:
             message = error
         asked = Asked(
@@ -186,7 +187,7 @@ class LinePublisher:
         Raises:
             ContractError: It cannot.
         """
-        self._ports.forms.check(self._batch.endpoint, fields)
+        check_line(self._ports.registry, self._batch.endpoint, fields)
 
     def parse(self, raw: bytes) -> BatchLine:
         """

@@ -377,7 +377,6 @@ class BatchRun:
             batch,
             self._table,
             parse=self._publisher.parse,
-            response=lambda final: self._ports.forms.response(batch.endpoint, final),
             reason=_REASONS.get(status),
         )
         output, errors = await files.write(self._ports.kept.retention_of(batch.tenant, PURPOSE))

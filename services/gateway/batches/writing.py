@@ -39,7 +39,6 @@ class ResultFiles:
         batch: The batch.
         table: Its lines.
         parse: Parses a line of the input, or raises `ContractError` for an invalid one.
-        response: Response body of a final.
         reason: Why lines without a final have none; None if all lines have ended.
     """
 
@@ -50,7 +49,6 @@ class ResultFiles:
         table: LineTable,
         *,
         parse: Callable[[bytes], BatchLine],
-        response: Callable[[RequestCompleted], bytes],
         reason: Unfinished | None,
     ) -> None:
         self.num_completed = 0
@@ -59,7 +57,6 @@ class ResultFiles:
         self._batch = batch
         self._table = table
         self._parse = parse
-        self._response = response
         self._reason = reason
 
     async def write(self, kept_s: Seconds | None) -> tuple[StoredFile | None, StoredFile | None]:
@@ -104,7 +101,7 @@ class ResultFiles:
                 final = None if encoded is None else decode_final(encoded)
                 if isinstance(final, RequestCompleted):
                     self.num_completed += 1
-                    body = self._response(final)
+                    body = bytes(final.response or b"null")
                     await output.write(answered(request_id, custom_id_of(raw), body))
                 else:
                     self.num_failed += 1

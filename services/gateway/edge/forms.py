@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import msgspec
 
 from services.gateway.errors import anthropic_error_body, error_body
-from services.gateway.replies import sse
 from shared.contracts.requests import ErrorInfo
 
 
@@ -30,10 +29,13 @@ class ApiForm:
         try:
             fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         except msgspec.DecodeError:
-            return self.error_name + sse(msgspec.json.encode({"error": body.decode("latin-1")}))
+            return self._named(msgspec.json.encode({"error": body.decode("latin-1")}))
         if request_id is not None:
             fields["request_id"] = msgspec.Raw(msgspec.json.encode(request_id))
-        return self.error_name + sse(msgspec.json.encode(fields))
+        return self._named(msgspec.json.encode(fields))
+
+    def _named(self, data: bytes) -> bytes:
+        return self.error_name + b"data: " + data + b"\n\n"
 
 
 OPENAI = ApiForm(b": keep-alive\n\n", error_body, b"")

@@ -17,7 +17,7 @@ from shared.contracts.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
-from shared.contracts.ingress import CallRequest, InferenceRequest
+from shared.contracts.ingress import CallRequest
 from shared.producer.outstanding import ID_CONFLICT
 from shared.store.requests.records import Asked, StoredRequest
 from shared.store.store import Store
@@ -46,7 +46,7 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
 
 async def accept(
     gateway: Gateway,
-    body: InferenceRequest | CallRequest,
+    body: CallRequest,
     *,
     endpoint: str,
     digest: str,
@@ -122,7 +122,12 @@ class Deferred:
             MeshError: The request is not accepted.
         """
         call = current.get()
-        refuse_stream(is_streamed=call.stream)
+        if call.stream:
+            raise ContractError(
+                f"stream must be false with Prefer: {RESPOND_ASYNC}: the answer is not sent but "
+                "stored",
+                param="stream",
+            )
         body = (await receive())["body"]
         call.rendered()
         accepted = await accept(
@@ -136,17 +141,3 @@ class Deferred:
         start = {"type": "http.response.start", "status": accepted.status}
         await send({**start, "headers": [JSON, *headers]})
         await send({"type": "http.response.body", "body": msgspec.json.encode(accepted.body)})
-
-
-def refuse_stream(*, is_streamed: bool) -> None:
-    """
-    Check that a request whose answer is collected later does not ask for a stream.
-
-    Raises:
-        ContractError: It does.
-    """
-    if is_streamed:
-        raise ContractError(
-            f"stream must be false with Prefer: {RESPOND_ASYNC}: the answer is not sent but stored",
-            param="stream",
-        )

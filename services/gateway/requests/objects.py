@@ -6,8 +6,9 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from services.gateway.errors import error_fields
-from services.gateway.replies import Renderer, headway_of, with_headway
-from services.gateway.shapes import BY_PATH
+from services.gateway.results import headway_of, with_headway
+from shared.api.calls import ENDPOINTS
+from shared.api.events import response_of_stream
 from shared.contracts.base import UnixTime, encode
 from shared.contracts.requests import RequestCompleted
 from shared.store.requests.records import StoredRequest
@@ -96,16 +97,8 @@ def result_of(final: RequestCompleted, path: str | None) -> bytes:
         The body that a client of the endpoint gets; for a request of which only text and tokens are
         known, the final as producers get it.
     """
-    if final.response is not UNSET:
-        return with_headway(bytes(final.response), [final])
-    endpoint = None if path is None else BY_PATH.get(path)
-    if endpoint is None:
-        return encode(final)
-    renderer = Renderer(
-        endpoint,
-        request_id=final.request_id,
-        model=final.model,
-        created=int(final.timings.arrived_at),
-        include_usage=False,
-    )
-    return renderer.whole(final)
+    response = b"" if final.response is UNSET else bytes(final.response)
+    events = b"".join(step.events for step in final.details)
+    if response in (b"", b"null") and events and path in ENDPOINTS:
+        response = response_of_stream(path, events)
+    return with_headway(response, [final]) if response else encode(final)

@@ -10,7 +10,7 @@ import msgspec
 import structlog
 
 from services.gateway.admission import INTERNAL, Internal
-from shared.api.sse import EventSplitter, data_of
+from shared.api.events import EventSplitter, data_of
 from shared.contracts.base import TenantId
 
 log = structlog.get_logger()

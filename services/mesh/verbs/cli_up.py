@@ -116,11 +116,10 @@ class UpOptions:
     """Port of the gateway, which listens on this machine only."""
     gateways: Positive = 1
     """Number of gateways, each with a port of its own, its metrics and its limits, from --port."""
-    front: Literal["auto", "light", "bodies", "vllm"] = "auto"
+    front: Literal["auto", "bodies", "vllm"] = "auto"
     """
-    HTTP application of the gateway: `vllm` has all endpoints and fields of `vllm serve`, `bodies`
-    leaves them to the engines and needs no vLLM, `light` serves text and needs no vLLM; default:
-    `vllm` where it is installed and a model has weights.
+    HTTP application of the gateway: `vllm` reads bodies as `vllm serve` does, `bodies` leaves them
+    to the engines and needs no vLLM; default: `vllm` where it is installed and a model has weights.
     """
     data_dir: Annotated[Folder | None, _PLACES] = None
     """
@@ -179,7 +178,7 @@ async def up(
     kept = store_values(options, os.environ)
     is_simulated = any(agent.engine == SIMULATED for agent in agents)
     # An application of vLLM would promise more than a simulated engine has.
-    front = "light" if options.front == "auto" and is_simulated else options.front
+    front = "bodies" if options.front == "auto" and is_simulated else options.front
     token = secrets.token_urlsafe(24)
     drop_replaced(options, os.environ)
     spec = MeshSpec(
@@ -429,10 +428,8 @@ async def _attached(
         return [], []
     from services.mesh.attached import API_KEY, attached  # noqa: PLC0415 - an HTTP client
 
-    # The light front renders nothing that needs vLLM at the agents.
-    payloads = False if options.front in ("light", "bodies") else None
     api_key = os.environ.get(API_KEY)
-    return await attached(options.attach, known=known, api_key=api_key, payloads=payloads)
+    return await attached(options.attach, known=known, api_key=api_key)
 
 
 def _registry(options: UpOptions, *, has_engines: bool) -> Path | None:

@@ -25,7 +25,8 @@ pytestmark = pytest.mark.rabbitmq
 MAX_TOKENS = 400
 SLOW_ENGINE = {"latency": {"constant_s": 0.02, "linear_s": 4e-5, "context_s": 2e-7}}
 PROMPT = "an unmistakable secret"
-STAY = f"text_completion {LLAMA}"
+STAY = f"chat {LLAMA}"
+PROMPT_STAY = f"text_completion {LLAMA}"
 
 
 @pytest.fixture
@@ -144,6 +145,6 @@ async def test_context_of_an_amqp_producer_is_the_parent(
     groups = spans_of(receiver, "group")
     own = [span for span in receiver.spans if span.trace_id == TRACE_ID]
 
-    assert sorted(span.name for span in own) == sorted(("group", "wait", STAY))
+    assert sorted(span.name for span in own) == sorted(("group", "wait", PROMPT_STAY))
     assert [span.parent_id for span in groups] == [SPAN_ID, ""]
     assert len({span.trace_id for span in receiver.spans}) == 2

@@ -52,7 +52,7 @@ class Fleet:
                 registry=registry,
                 log_dir=directory / "log",
                 gateway_port=free_port(),
-                gateway={"front": "light"},
+                gateway={"front": "bodies"},
                 agents=tuple(
                     AgentSpec(
                         instance_id=f"attached-{number}",

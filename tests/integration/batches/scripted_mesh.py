@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.batches.forms import CallForms
 from services.gateway.batches.publishing import BatchPorts
 from services.gateway.batches.settings import BatchSettings
 from services.gateway.webhooks.settings import Webhook, WebhookSettings
@@ -166,7 +165,7 @@ def ports_of(mesh: ScriptedMesh, kept: StoreSettings, **fields: Any) -> BatchPor
     return BatchPorts(
         store=mesh.store,
         producer=mesh,
-        forms=CallForms(REGISTRY),
+        registry=REGISTRY,
         settings=BatchSettings(**(quick | fields)),
         kept=kept,
         webhooks=WebhookSettings(endpoints={ACME: (WEBHOOK,)}),

@@ -33,10 +33,17 @@ async def opened_mesh(directory: Path, **batches: Any) -> AsyncIterator[str]:
         registry=make_tiny_models(directory / "models", weights=False),
         log_dir=directory / "log",
         gateway_port=free_port(),
-        gateway={"front": "light", "store": store, "batches": {"poll_s": 0.05} | batches},
+        gateway={"front": "bodies", "store": store, "batches": {"poll_s": 0.05} | batches},
         planner={"store": store, "leader": {"settle_s": 0.5}},
         agents=(
-            AgentSpec(instance_id="a", settings={"initial_model": MODEL, "drain_timeout_s": 0.1}),
+            AgentSpec(
+                instance_id="a",
+                settings={
+                    "initial_model": MODEL,
+                    "drain_timeout_s": 0.1,
+                    "engine": {"simulated": {"cold_activation_s": 0.1}},
+                },
+            ),
         ),
     )
     async with EmbeddedMesh(spec):

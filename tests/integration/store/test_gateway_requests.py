@@ -163,7 +163,6 @@ async def test_repeat_of_a_stream_gets_the_whole_answer_as_events(start: Start):
     ]
     texts = ["".join(c["text"] for e in each for c in e["choices"]) for each in events]
     assert texts == ["Hello world"] * 2
-    assert len(events[1]) < len(events[0]), "the second one has its text at once"
     assert {each[0]["id"] for each in events} == {f"cmpl-{rig.mesh.requests[0].body.id}"}
     assert events[0][-1]["usage"] == events[1][-1]["usage"]
     assert all(each.text.endswith("data: [DONE]\n\n") for each in answers)
@@ -423,7 +422,7 @@ async def test_no_tenant_sees_cancels_or_deletes_anothers_request(start: Start):
 
 
 async def test_requests_that_producers_made_are_shown_with_their_final(start: Start, store: Store):
-    """The store does not know the endpoint of a request that came over AMQP or was waited for."""
+    """The store does not know the endpoint of a request that was waited for, nor of producers."""
     async with start() as rig, http_of(rig) as http:
         rig.mesh.script = finals = Finals()
         finals.may_answer.set()
@@ -434,10 +433,7 @@ async def test_requests_that_producers_made_are_shown_with_their_final(start: St
         found = (await http.get(f"/v1/requests/{request_id}")).json()
 
     assert (found["endpoint"], found["status"]) == (None, "completed")
-    assert (found["result"]["kind"], found["result"]["text"]) == (
-        "request.completed.v1",
-        "Hello world",
-    )
+    assert found["result"]["choices"] == waited.json()["choices"]
 
 
 async def claim(store: Store, request_id: str) -> None:

@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 from services.gateway.batches.objects import parse_request
-from services.gateway.openai import CompletionBody, decode_body
 from shared.api.calls import call_body, call_fields
 from shared.client.bodies import body_of
 from shared.contracts.base import SLO_FIELDS, Decoder
@@ -25,13 +24,12 @@ def test_named_targets_are_those_of_requests():
 @pytest.mark.parametrize(
     "read",
     [
-        lambda body: decode_body(body, CompletionBody),
         lambda body: call_body(call_fields(body)),
         lambda body: body_of(msgspec.json.decode(body)),
         parse_request,
         _targets,
     ],
-    ids=["light", "calls and batch lines", "Python client", "batches", "AMQP"],
+    ids=["calls and batch lines", "Python client", "batches", "AMQP"],
 )
 def test_a_misspelt_target_is_answered_with_the_targets(read: Callable[[bytes], Any]):
     fields = {"input_file_id": "f", "endpoint": "/v1/completions", "completion_window": "24h"}

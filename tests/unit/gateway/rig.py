@@ -2,68 +2,117 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from services.gateway.bodies import bodies_front
 from services.gateway.body import BodyMemory
 from services.gateway.fallbacks import Fallbacks
-from services.gateway.headers import parse_hints
 from services.gateway.instances import Instances
-from services.gateway.intake import Accepted, Intake, load_tokenizers
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai import ChatBody, CompletionBody
 from services.gateway.settings import Settings
 from services.gateway.state import Gateway
 from services.gateway.tenants import Tenants
-from shared.contracts.base import TenantId
+from shared.contracts.errors import CapacityError
+from shared.contracts.ingress import CallRequest
 from shared.contracts.lanes import LaneLayout
 from shared.models.registry import ModelRegistry
+from shared.runtime.health import Health
 from tests.clocks import FakeClock
 
 NOW = 1_000_000_000.0
-SEED = 4711
 MODEL = "tiny-llama"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello there"}]}
 COMPLETION = {"model": MODEL, "prompt": "hello there"}
 
 
-class IntakeRig:
-    """An intake whose request bodies are plain data."""
+@dataclass(frozen=True)
+class Refused:
+    """The error with which a gateway has refused a request."""
 
-    def __init__(self, registry: Path, settings: Settings | None = None) -> None:
+    status: int
+    code: str
+    param: str | None
+    message: str
+
+
+class FullMesh:
+    """A producer that records requests and refuses them."""
+
+    def __init__(self) -> None:
+        self.given: list[CallRequest] = []
+
+    async def submit(self, body: CallRequest, **_: object) -> None:
+        self.given.append(body)
+        raise CapacityError("the mesh is full", retry_after_s=1.0)
+
+
+class DoorRig:
+    """
+    A gateway whose requests are plain data.
+
+    Args:
+        registry: The models.
+        fields: Fields of the gateway that differ from those of `gateway_of`.
+    """
+
+    def __init__(self, registry: Path, **fields: Any) -> None:
+        self._fields = fields
         self.registry = ModelRegistry.load(registry)
-        self.tokenizers = load_tokenizers(self.registry)
         self.fallbacks = Fallbacks(
             registry=self.registry, layout=LaneLayout(), clock=FakeClock(NOW), answer_tokens=16
         )
-        self.intake = Intake(
-            settings=settings or Settings(),
-            registry=self.registry,
-            tokenizers=self.tokenizers,
-            fallbacks=self.fallbacks,
-            new_seed=lambda: SEED,
-        )
 
-    def raw(
-        self, raw: bytes, headers: Mapping[str, str] | None = None, *, chat: bool = False
-    ) -> Accepted:
-        return self.intake.accept(
-            raw,
-            ChatBody if chat else CompletionBody,
-            hints=parse_hints(headers or {}),
-            tenant=TenantId("acme"),
-            request_id="req-1",
-            arrived_at=NOW,
-        )
+    def send(
+        self,
+        raw: bytes,
+        headers: Mapping[str, str] | None = None,
+        *,
+        path: str = "/v1/completions",
+    ) -> CallRequest | Refused:
+        """Send a request; return what the gateway publishes, or its refusal."""
+        mesh = FullMesh()
+        gateway = gateway_of(self, mesh, clock=FakeClock(NOW), **self._fields)
+        status, body = asyncio.run(_posted(gateway, path, raw, headers))
+        if mesh.given:
+            return mesh.given[0]
+        error = msgspec.json.decode(body)["error"]
+        return Refused(status, error["code"], error["param"], error["message"])
 
-    def completion(self, headers: Mapping[str, str] | None = None, **fields: object) -> Accepted:
-        return self.raw(msgspec.json.encode(COMPLETION | fields), headers)
+    def completion(self, headers: Mapping[str, str] | None = None, **fields: object) -> CallRequest:
+        """What the gateway publishes of a completion with *fields*."""
+        published = self.send(msgspec.json.encode(COMPLETION | fields), headers)
+        assert isinstance(published, CallRequest), published
+        return published
 
-    def chat(self, headers: Mapping[str, str] | None = None, **fields: object) -> Accepted:
-        return self.raw(msgspec.json.encode(CHAT | fields), headers, chat=True)
+    def refusal(self, headers: Mapping[str, str] | None = None, **fields: object) -> Refused:
+        """The gateway's refusal of a completion with *fields*."""
+        refused = self.send(msgspec.json.encode(COMPLETION | fields), headers)
+        assert isinstance(refused, Refused), refused
+        return refused
+
+
+async def _posted(
+    gateway: Gateway, path: str, raw: bytes, headers: Mapping[str, str] | None
+) -> tuple[int, bytes]:
+    """Status and body of the answer to a request."""
+    sent: list[Any] = []
+    events = [{"type": "http.request", "body": raw, "more_body": False}]
+
+    async def receive() -> Any:
+        return events.pop() if events else await asyncio.Event().wait()
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    pairs = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+    await bodies_front(gateway, Health(service="gateway"))(scope_of(path, *pairs), receive, send)
+    start, *parts = sent
+    return start["status"], b"".join(part["body"] for part in parts)
 
 
 def tenants_of(**fields: Any) -> Tenants:
@@ -77,12 +126,11 @@ def tenants_of(**fields: Any) -> Tenants:
     return Tenants(**(values | fields))
 
 
-def gateway_of(rig: IntakeRig, producer: Any, **fields: Any) -> Gateway:
+def gateway_of(rig: DoorRig, producer: Any, **fields: Any) -> Gateway:
     """A gateway that submits requests to *producer*; *fields* override those of `Gateway`."""
     values: dict[str, Any] = {
         "settings": Settings(),
         "registry": rig.registry,
-        "intake": rig.intake,
         "fallbacks": rig.fallbacks,
         "tenants": tenants_of(),
         "bodies": BodyMemory(2 * 4 * 2**20),

@@ -6,7 +6,6 @@ import sys
 PROGRAM = """
 import msgspec._utils
 from services.gateway.batches.lines import custom_id_of, parse_line
-from services.gateway.openai import ChatBody, CompletionBody, decode_body
 from shared.api.calls import call_body, call_fields, call_size
 from shared.contracts.requests import ApiCall
 import msgspec
@@ -18,8 +17,6 @@ def examined(*_):
 
 msgspec._utils._get_class_mro_and_typevar_mappings = examined
 chat = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"slo":{"ttft_s":1}}'
-decode_body(chat, ChatBody)
-decode_body(b'{"model":"m","prompt":"hi","stream_options":{"include_usage":true}}', CompletionBody)
 call_body(call_fields(chat))
 call_size(ApiCall(endpoint="/v1/chat/completions", body=msgspec.Raw(chat)))
 line = b'{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":' + chat + b"}"

@@ -13,7 +13,7 @@ from shared.api.digests import call_digest
 from shared.contracts.base import ModelName
 from shared.contracts.errors import CapacityError
 from shared.contracts.ingress import CallRequest
-from tests.unit.gateway.rig import MODEL, IntakeRig, gateway_of, scope_of, tenants_of
+from tests.unit.gateway.rig import MODEL, DoorRig, gateway_of, scope_of, tenants_of
 
 COMPLETIONS, EMBEDDINGS = "/v1/completions", "/v1/embeddings"
 KEY = (b"idempotency-key", b"k1")
@@ -76,15 +76,15 @@ class Rig:
         return dict(sent[0]["headers"])
 
 
-def rig_of(intake: IntakeRig, *, store: Any) -> Rig:
+def rig_of(parts: DoorRig, *, store: Any) -> Rig:
     own, mesh = Own(), FullMesh()
-    gateway = gateway_of(intake, mesh, tenants=tenants_of(default_tenant="acme"), store=store)
+    gateway = gateway_of(parts, mesh, tenants=tenants_of(default_tenant="acme"), store=store)
     return Rig(Door(gateway, {ModelName(MODEL): own}), own, mesh)
 
 
 @pytest.fixture
-def rig(intake_rig: IntakeRig) -> Rig:
-    return rig_of(intake_rig, store=UsableStore())
+def rig(door_rig: DoorRig) -> Rig:
+    return rig_of(door_rig, store=UsableStore())
 
 
 def body(**fields: Any) -> bytes:
@@ -124,9 +124,9 @@ async def test_without_a_key_the_application_gets_the_id_of_the_client(rig: Rig)
 
 
 async def test_preference_is_ignored_where_answers_cannot_be_collected_later(
-    intake_rig: IntakeRig,
+    door_rig: DoorRig,
 ):
-    rig = rig_of(intake_rig, store=None)
+    rig = rig_of(door_rig, store=None)
     await rig.post(EMBEDDINGS, body(), PREFER)
 
     (call,) = rig.own.calls

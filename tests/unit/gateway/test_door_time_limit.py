@@ -6,10 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.gateway.answering import LAST_WORD_S
-from services.gateway.door import Door
+from services.gateway.door import LAST_WORD_S, Door
 from shared.contracts.base import ModelName
-from tests.unit.gateway.rig import MODEL, IntakeRig, gateway_of, scope_of
+from tests.unit.gateway.rig import MODEL, DoorRig, gateway_of, scope_of
 
 pytestmark = pytest.mark.virtual_time
 PATH = "/v1/completions"
@@ -24,8 +23,8 @@ async def stream_forever(_scope: Any, _receive: Any, send: Any) -> None:
         await asyncio.sleep(1.0)
 
 
-async def test_client_that_does_not_read_loses_its_slot(intake_rig: IntakeRig):
-    gateway = gateway_of(intake_rig, object())
+async def test_client_that_does_not_read_loses_its_slot(door_rig: DoorRig):
+    gateway = gateway_of(door_rig, object())
     door = Door(gateway, {ModelName(MODEL): stream_forever})
     asked = msgspec.json.encode({"model": MODEL, "prompt": "hello", "stream": True})
 

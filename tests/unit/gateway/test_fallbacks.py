@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from services.gateway.fallbacks import FORECAST_MEMORY_S, Fallbacks
@@ -16,7 +17,7 @@ from shared.models.tiny import make_tiny_models
 from solver.planning.lanes import all_lanes
 from tests.clocks import NOW, FakeClock
 from tests.queued import MODEL, OTHER
-from tests.unit.gateway.rig import IntakeRig
+from tests.unit.gateway.rig import DoorRig
 
 FALLBACK = "tiny-qwen"
 SPLIT = TrafficSplit(name=ModelName("chat"), weights={MODEL: 1.0}, fallback=FALLBACK)
@@ -86,13 +87,13 @@ def test_best_effort_and_named_models_stay_on_their_target(registry: ModelRegist
     assert chosen(fallbacks, name=MODEL) == MODEL
 
 
-def test_light_front_tokenizes_for_the_fallback(models: Path) -> None:
-    rig = IntakeRig(models)
+def test_gateway_publishes_a_late_request_under_the_name_of_the_fallback(models: Path) -> None:
+    rig = DoorRig(models)
     rig.registry.set_splits([SPLIT])
-    assert rig.completion(model="chat", slo={"ttft_s": 2.0}).ingress.model == MODEL
+    assert rig.completion(model="chat", slo={"ttft_s": 2.0}).model == MODEL
 
     rig.fallbacks.on_forecast(forecast(60.0))
-    late = rig.completion(model="chat", slo={"ttft_s": 2.0}).ingress
+    late = rig.completion(model="chat", slo={"ttft_s": 2.0})
 
     assert late.model == FALLBACK
-    assert late.prompt == rig.tokenizers[ModelName(FALLBACK)].encode("hello there")
+    assert msgspec.json.decode(late.body)["model"] == FALLBACK

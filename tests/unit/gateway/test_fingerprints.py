@@ -5,28 +5,23 @@ import json
 import msgspec
 import pytest
 
-from services.gateway.replies import Renderer, with_headway
-from services.gateway.shapes import COMPLETIONS
-from shared.contracts.ingress import InferenceRequest
+from services.gateway.results import with_headway
+from shared.contracts.ingress import CallRequest
 from shared.contracts.requests import RequestCompleted
 from tests.integration.gateway_rig import completed
 from tests.queued import MODEL
 
+BODY = CallRequest(
+    endpoint="/v1/completions",
+    body=msgspec.Raw(b'{"model":"m","prompt":"p"}'),
+    model=MODEL,
+    events=True,
+)
+
 
 def final_of(engine: str) -> RequestCompleted:
-    final = completed(InferenceRequest(model=MODEL, prompt="p"), "hi")
+    final = completed(BODY, "hi")
     return msgspec.structs.replace(final, engine=engine)
-
-
-@pytest.mark.parametrize("engine", ["simulated", "vllm"])
-def test_answers_of_the_light_front_name_the_engine(engine: str):
-    renderer = Renderer(COMPLETIONS, request_id="r", model=MODEL, created=0, include_usage=True)
-    whole = json.loads(renderer.whole(final_of(engine)))
-    events = renderer.closing(final_of(engine)).decode().split("\n\n")
-    last = json.loads(events[0].removeprefix("data: "))
-
-    assert whole["system_fingerprint"] == f"headway-{engine}"
-    assert last["system_fingerprint"] == f"headway-{engine}"
 
 
 @pytest.mark.parametrize("written", ["null", '"vllm-0.32-tp1"'])

@@ -12,9 +12,8 @@ import msgspec
 import pytest
 
 from services.gateway.admission import ADMISSION, INTERNAL, Internal, admission, read_ahead
+from services.gateway.bodies import bodies_front
 from services.gateway.body import BodyMemory
-from services.gateway.intake import Intake, load_tokenizers
-from services.gateway.light import light_front
 from services.gateway.responses.application import StoredResponses
 from services.gateway.settings import Settings
 from services.gateway.state import Gateway
@@ -25,7 +24,7 @@ from shared.contracts.models import ModelEntry
 from shared.contracts.tenants.keys import Scope
 from shared.models.registry import ModelRegistry, write_registry
 from shared.runtime.health import Health
-from tests.unit.gateway.rig import MODEL, IntakeRig, gateway_of, scope_of, tenants_of
+from tests.unit.gateway.rig import MODEL, DoorRig, gateway_of, scope_of, tenants_of
 
 ACME, KEY, LIMIT = TenantId("acme"), (b"authorization", b"Bearer sk"), 1000
 CHAT, RESPONSES, FILES = "/v1/chat/completions", "/v1/responses", "/v1/files"
@@ -45,23 +44,15 @@ class FullMesh:
         raise CapacityError("the mesh is full", retry_after_s=1.0)
 
 
-def full_gateway(rig: IntakeRig, registry: ModelRegistry | None = None) -> Gateway:
+def full_gateway(rig: DoorRig, registry: ModelRegistry | None = None) -> Gateway:
     """A gateway with one slot for each tenant, before a mesh that is full."""
     settings = Settings(limits=IngressLimits(max_body_bytes=LIMIT))
     registry, mesh = registry or rig.registry, FullMesh()
-    intake = Intake(
-        settings=settings,
-        registry=registry,
-        tokenizers=load_tokenizers(registry),
-        fallbacks=rig.fallbacks,
-        new_seed=lambda: 0,
-    )
     mesh.gateway = gateway_of(
         rig,
         mesh,
         settings=settings,
         registry=registry,
-        intake=intake,
         tenants=tenants_of(api_keys={"sk": "acme"}),
         bodies=BodyMemory(2 * LIMIT),
     )
@@ -92,19 +83,19 @@ class Client:
         return str(msgspec.json.decode(self.answer)["error"]["code"])
 
 
-@pytest.fixture(params=["text", "bodies"])
-def gateway(request: pytest.FixtureRequest, intake_rig: IntakeRig, tmp_path: Path) -> Gateway:
-    """A gateway whose model takes text, or bodies, which `LightFront` reads to find the model."""
-    if request.param == "text":
-        return full_gateway(intake_rig)
+@pytest.fixture(params=["engines", "servers"])
+def gateway(request: pytest.FixtureRequest, door_rig: DoorRig, tmp_path: Path) -> Gateway:
+    """A gateway whose model own engines or servers of others have."""
+    if request.param == "engines":
+        return full_gateway(door_rig)
     file = tmp_path / "registry.json"
     write_registry(file, [ModelEntry(name=ModelName(MODEL), takes="bodies", max_model_len=512)])
-    return full_gateway(intake_rig, ModelRegistry.load(file))
+    return full_gateway(door_rig, ModelRegistry.load(file))
 
 
 async def post(gateway: Gateway, client: Client, path: str, *headers: tuple[bytes, bytes]) -> None:
     """Send a request through all layers that may read its body."""
-    front = light_front(gateway, Health(service="gateway"))
+    front = bodies_front(gateway, Health(service="gateway"))
     application = StoredResponses(gateway, None, front)
     await application(scope_of(path, *headers), client.receive, client.send)
 
@@ -188,7 +179,6 @@ async def test_a_gateway_that_stops_reads_no_body(gateway: Gateway):
     assert (client.status, client.num_read) == (503, 0)
 
 
-@pytest.mark.parametrize("gateway", ["bodies"], indirect=True)
 @pytest.mark.parametrize("path", [CHAT, RESPONSES])
 async def test_a_body_without_length_is_refused_once_it_is_too_large(gateway: Gateway, path: str):
     client = Client(b"x" * (LIMIT + 1))
@@ -197,7 +187,6 @@ async def test_a_body_without_length_is_refused_once_it_is_too_large(gateway: Ga
     assert (client.status, client.code, client.num_read) == (413, "body_too_large", 1)
 
 
-@pytest.mark.parametrize("gateway", ["bodies"], indirect=True)
 @pytest.mark.parametrize("path", [CHAT, RESPONSES])
 async def test_a_model_that_is_not_ready_is_refused_for_now(gateway: Gateway, path: str):
     gateway.registry.expected = frozenset({"new"})
@@ -208,7 +197,6 @@ async def test_a_model_that_is_not_ready_is_refused_for_now(gateway: Gateway, pa
     assert gateway.tenants.num_open == 0
 
 
-@pytest.mark.parametrize("gateway", ["bodies"], indirect=True)
 @pytest.mark.parametrize("path", [CHAT, RESPONSES])
 async def test_a_body_that_is_nested_too_deeply_is_refused(gateway: Gateway, path: str):
     client = Client(b'{"model":' + b"[" * (LIMIT - 20))
@@ -217,7 +205,6 @@ async def test_a_body_that_is_nested_too_deeply_is_refused(gateway: Gateway, pat
     assert (client.status, client.code) == (400, "invalid_json")
 
 
-@pytest.mark.parametrize("gateway", ["bodies"], indirect=True)
 async def test_a_request_for_the_store_without_a_slot_is_refused_unread(gateway: Gateway):
     """It is not passed on as one that is not stored, although its fields are unknown."""
     client = Client(chat(store=True))
@@ -228,8 +215,8 @@ async def test_a_request_for_the_store_without_a_slot_is_refused_unread(gateway:
     assert (client.status, client.num_read, mesh.open) == (429, 0, [])
 
 
-async def test_the_application_of_a_body_read_ahead_takes_no_slot(intake_rig: IntakeRig):
-    gateway = full_gateway(intake_rig)
+async def test_the_application_of_a_body_read_ahead_takes_no_slot(door_rig: DoorRig):
+    gateway = full_gateway(door_rig)
     client = Client(b"{}")
     async with read_ahead(gateway, scope_of(CHAT, KEY), client.receive) as (request, body):
         with admission(gateway, request.scope) as admitted:
@@ -240,16 +227,16 @@ async def test_the_application_of_a_body_read_ahead_takes_no_slot(intake_rig: In
     assert open_ones == (1, 2)
 
 
-def test_headers_cannot_admit_a_request(intake_rig: IntakeRig):
-    gateway = full_gateway(intake_rig)
+def test_headers_cannot_admit_a_request(door_rig: DoorRig):
+    gateway = full_gateway(door_rig)
     names = [(ADMISSION.encode(), b"acme"), (INTERNAL.encode(), b"acme")]
     with pytest.raises(ContractError), admission(gateway, scope_of(CHAT, *names)):
         pass
 
 
-def test_the_key_must_allow_what_is_asked(intake_rig: IntakeRig):
+def test_the_key_must_allow_what_is_asked(door_rig: DoorRig):
     """Keys of settings are for everything but views of the whole mesh."""
-    gateway = full_gateway(intake_rig)
+    gateway = full_gateway(door_rig)
     with admission(gateway, scope_of(FILES, KEY), needs=Scope.FILES) as admitted:
         pass
     with (
@@ -262,8 +249,8 @@ def test_the_key_must_allow_what_is_asked(intake_rig: IntakeRig):
     assert error.value.status == 403
 
 
-def test_internal_requests_need_no_key_and_no_free_slot(intake_rig: IntakeRig):
-    gateway = full_gateway(intake_rig)
+def test_internal_requests_need_no_key_and_no_free_slot(door_rig: DoorRig):
+    gateway = full_gateway(door_rig)
     internal = scope_of(RESPONSES) | {INTERNAL: Internal(ACME)}
     with ExitStack() as held:
         held.enter_context(admission(gateway, scope_of(CHAT, KEY)))
@@ -276,8 +263,8 @@ def test_internal_requests_need_no_key_and_no_free_slot(intake_rig: IntakeRig):
     assert gateway.tenants.num_open == 0
 
 
-def test_a_gateway_that_stops_admits_nothing(intake_rig: IntakeRig):
-    gateway = full_gateway(intake_rig)
+def test_a_gateway_that_stops_admits_nothing(door_rig: DoorRig):
+    gateway = full_gateway(door_rig)
     gateway.stop.set()
     with pytest.raises(TransientError), admission(gateway, scope_of(CHAT, KEY)):
         pass

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from litestar.exceptions import MethodNotAllowedException, NotFoundException
+from starlette.exceptions import HTTPException
 
 from services.gateway.errors import (
     anthropic_error_body,
@@ -33,8 +33,8 @@ CASES = [
     (StoreUnavailableError("m"), 503, "server_error", Outcome.UNAVAILABLE),
     (StoreFullError("m"), 507, "server_error", Outcome.FAILED),
     (RunDivergedError("m"), 502, "server_error", Outcome.DIVERGED),
-    (NotFoundException(), 404, "invalid_request_error", Outcome.REFUSED),
-    (MethodNotAllowedException(), 405, "invalid_request_error", Outcome.REFUSED),
+    (HTTPException(404), 404, "invalid_request_error", Outcome.REFUSED),
+    (HTTPException(405), 405, "invalid_request_error", Outcome.REFUSED),
     (KeyError("secret"), 500, "server_error", Outcome.FAILED),
 ]
 

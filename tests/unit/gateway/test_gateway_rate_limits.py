@@ -1,14 +1,13 @@
 """OpenAI's headers about limits, and what a policy clamps at the gateway."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from services.gateway.errors import error_body, error_headers
 from services.gateway.rate_limits import MEMORY_S, RateLimits, duration
-from services.gateway.settings import Settings
 from shared.contracts.base import TenantId
-from shared.contracts.errors import ContractError
 from shared.contracts.qos import Clamp, Importance, QosClass, Slo
 from shared.contracts.requests import ErrorInfo
 from shared.contracts.tenants.policies import (
@@ -21,7 +20,7 @@ from shared.contracts.tenants.policies import (
 from shared.models.tiny import make_tiny_models
 from shared.tenants.policies import Policies
 from tests.clocks import FakeClock
-from tests.unit.gateway.rig import IntakeRig
+from tests.unit.gateway.rig import DoorRig, tenants_of
 
 ACME = TenantId("acme")
 POLICY = TenantPolicy(requests_per_minute=10, tokens_per_minute=500)
@@ -95,37 +94,36 @@ def test_a_spent_budget_has_its_own_type():
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> IntakeRig:
-    registry: Path = make_tiny_models(tmp_path_factory.mktemp("models"), weights=False)
-    return IntakeRig(registry, Settings())
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_models(tmp_path_factory.mktemp("models"), weights=False)
 
 
-def test_the_gateway_clamps_and_says_so(rig: IntakeRig):
-    policy = TenantPolicy(classes=(QosClass.NON_INTERACTIVE,), high_importance=False)
-    rig.intake._policies = Policies(default=policy)
+def rig_of(models: Path, **fields: Any) -> DoorRig:
+    """A gateway whose tenants all have one policy."""
+    policies = Policies(default=TenantPolicy(**fields))
+    return DoorRig(models, tenants=tenants_of(policies=policies))
 
-    accepted = rig.completion(slo={"ttft_s": 0.05}, importance="high")
 
-    assert accepted.ingress.slo == Slo(ttlt_s=300.0)
-    assert accepted.ingress.importance is Importance.LOW
-    assert accepted.ingress.clamped == (
+def test_the_gateway_clamps_and_says_so(models: Path):
+    rig = rig_of(models, classes=(QosClass.NON_INTERACTIVE,), high_importance=False)
+    published = rig.completion(slo={"ttft_s": 0.05}, importance="high")
+
+    assert published.slo == Slo(ttlt_s=300.0)
+    assert published.importance is Importance.LOW
+    assert published.clamped == (
         Clamp(field="class", asked="interactive", given="non_interactive"),
         Clamp(field="importance", asked="high", given="low"),
     )
 
 
-def test_a_default_is_lowered_without_a_word(rig: IntakeRig):
-    rig.intake._policies = Policies(default=TenantPolicy(classes=(QosClass.BEST_EFFORT,)))
+def test_a_default_is_lowered_without_a_word(models: Path):
+    published = rig_of(models, classes=(QosClass.BEST_EFFORT,)).completion(stream=True)
 
-    accepted = rig.completion(stream=True)
-
-    assert (accepted.ingress.slo, accepted.ingress.clamped) == (Slo(), ())
+    assert (published.slo, published.clamped) == (Slo(), ())
 
 
-def test_a_strict_policy_refuses_with_403(rig: IntakeRig):
-    rig.intake._policies = Policies(default=TenantPolicy(min_ttft_s=1.0, strict=True))
+def test_a_strict_policy_refuses_with_403(models: Path):
+    rig = rig_of(models, min_ttft_s=1.0, strict=True)
+    refused = rig.refusal({"x-slo-ttft-ms": "50"})
 
-    with pytest.raises(ContractError) as caught:
-        rig.completion({"x-slo-ttft-ms": "50"})
-
-    assert (caught.value.status, caught.value.code) == (403, "target_not_allowed")
+    assert (refused.status, refused.code) == (403, "target_not_allowed")

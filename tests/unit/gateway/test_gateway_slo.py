@@ -3,9 +3,9 @@
 import pytest
 
 from services.gateway.headers import Hints
-from services.gateway.openai import Body
 from services.gateway.settings import Settings
 from services.gateway.slo import requested_slo
+from shared.api.calls import CallBody
 from shared.contracts.errors import ContractError
 from shared.contracts.qos import Slo
 
@@ -17,7 +17,7 @@ SETTINGS = Settings(
 
 
 def slo_of(*, hints: Hints | None = None, **body: object) -> Slo:
-    return requested_slo(Body(model="m", **body), hints or Hints(), SETTINGS)  # type: ignore[arg-type]  # test data
+    return requested_slo(CallBody(model="m", **body), hints or Hints(), SETTINGS)  # type: ignore[arg-type]  # test data
 
 
 def test_default_slo_depends_on_streaming():
@@ -60,7 +60,7 @@ def test_unknown_objective_is_refused_with_the_known_objectives():
 
 @pytest.mark.parametrize(("name", "slo"), [("async", Slo(ttlt_s=300.0)), ("batch", Slo())])
 def test_llm_ds_objectives_map_to_the_qos_classes(name: str, slo: Slo):
-    body = Body(model="m")
+    body = CallBody(model="m")
 
     assert requested_slo(body, Hints(objective=name), Settings()) == slo
 
@@ -68,4 +68,4 @@ def test_llm_ds_objectives_map_to_the_qos_classes(name: str, slo: Slo):
 def test_a_configured_objective_overrides_an_alias():
     settings = Settings(objectives={"batch": Slo(ttlt_s=9.0), "best_effort": Slo()})
 
-    assert requested_slo(Body(model="m"), Hints(objective="batch"), settings) == Slo(ttlt_s=9.0)
+    assert requested_slo(CallBody(model="m"), Hints(objective="batch"), settings) == Slo(ttlt_s=9.0)

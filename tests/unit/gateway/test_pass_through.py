@@ -9,12 +9,19 @@ from services.gateway.call import Call
 from services.gateway.pass_through import _Answer
 from shared.contracts.base import RequestId, TenantId
 from shared.contracts.errors import ContractError
-from shared.contracts.ingress import InferenceRequest
+from shared.contracts.ingress import CallRequest
 from shared.contracts.qos import Importance, Slo
 from shared.contracts.requests import ErrorInfo, Final, RequestFailed, StepDetails
 from shared.producer.effects import NewTokens
 from tests.integration.gateway_rig import completed
 from tests.unit.gateway.rig import MODEL, NOW
+
+BODY = CallRequest(
+    endpoint="/v1/completions",
+    body=msgspec.Raw(b'{"model":"m","prompt":"p"}'),
+    model=MODEL,
+    events=True,
+)
 
 
 class Streamed:
@@ -79,7 +86,7 @@ class Repeated:
         steps = [StepDetails(1, events=b"data: a%d\n\n" % n) for n in (1, 2, 3)]
         steps += [StepDetails(1, events=b"data: b%d\n\n" % n, child=1) for n in (1, 2)]
         steps.append(StepDetails(0, events=b"data: [DONE]\n\n"))
-        final = completed(InferenceRequest(model=MODEL, prompt="p"))
+        final = completed(BODY)
         return msgspec.structs.replace(final, details=tuple(steps), response=msgspec.Raw(b"null"))
 
 

@@ -12,7 +12,7 @@ from services.gateway.resources import ResourceCall, WithResources
 from services.gateway.responses.application import stream
 from shared.contracts.tenants.keys import Scope
 from shared.store.objects.responses import StoredEvent
-from tests.unit.gateway.rig import IntakeRig, gateway_of, scope_of
+from tests.unit.gateway.rig import DoorRig, gateway_of, scope_of
 
 pytestmark = pytest.mark.virtual_time
 
@@ -42,8 +42,8 @@ async def send_events(call: ResourceCall) -> Outcome:
 
 
 @pytest.mark.parametrize("handler", [send_parts, send_events])
-async def test_client_that_stops_reading_loses_its_slot(intake_rig: IntakeRig, handler: Any):
-    gateway = gateway_of(intake_rig, object())
+async def test_client_that_stops_reading_loses_its_slot(door_rig: DoorRig, handler: Any):
+    gateway = gateway_of(door_rig, object())
     resource: Any = SimpleNamespace(
         root="/v1/files", name="files", scope=Scope.FILES, routes={"{id}": {"GET": handler}}
     )

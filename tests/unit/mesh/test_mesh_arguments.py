@@ -159,7 +159,7 @@ def test_help_and_unknown_verbs_import_no_service_and_no_large_package(given: li
         "print(*(name for name in sys.modules if name.endswith('.service')))\n"
         f"sys.exit(code != {code})"
     )
-    large = ("litestar", "numba", "numpy", "sqlalchemy", "torch", "transformers")
+    large = ("ortools", "numba", "numpy", "sqlalchemy", "torch", "transformers")
     ran = subprocess.run(
         [sys.executable, "-c", program, *large], check=True, capture_output=True, text=True
     )

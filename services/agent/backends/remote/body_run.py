@@ -6,7 +6,6 @@ import msgspec
 
 from services.agent.backends.base import EngineCall, EngineOutput
 from services.agent.backends.remote.deltas import (
-    DONE,
     NO_LENGTHS,
     Delta,
     Lengths,
@@ -15,8 +14,7 @@ from services.agent.backends.remote.deltas import (
 )
 from services.agent.backends.remote.server import OK, Server
 from services.agent.backends.remote.stream import events_of
-from services.agent.backends.responses import response_of
-from shared.api.sse import data_of
+from shared.api.events import DONE, data_of, response_of
 from shared.contracts.errors import ConnectionBrokenError, ContractError
 from shared.contracts.requests import UNKNOWN_TOKEN, FinishReason, Progress, StepDetails
 

@@ -9,7 +9,6 @@ from msgspec import Raw, Struct
 from shared.contracts.errors import ContractError, MeshError, NotActiveError
 from shared.contracts.requests import FinishReason
 
-DONE = b"[DONE]"
 _BUSY = (429, 503)
 """Statuses of servers that take no further request now."""
 _REASONS = {

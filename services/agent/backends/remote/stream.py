@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 
 from services.agent.backends.remote.deltas import check_no_error
-from shared.api.sse import EventSplitter
+from shared.api.events import EventSplitter
 
 
 async def events_of(response: aiohttp.ClientResponse) -> AsyncIterator[list[bytes]]:

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 
 from services.agent.backends.base import EngineOutput, EngineRequest
-from services.agent.backends.remote.deltas import DONE, Delta, read, refusal
+from services.agent.backends.remote.deltas import Delta, read, refusal
 from services.agent.backends.remote.server import COMPLETIONS, OK, Server
 from services.agent.backends.remote.stream import events_of
-from shared.api.sse import data_of
+from shared.api.events import DONE, data_of
 from shared.contracts.errors import ContractError, EngineError
 from shared.contracts.requests import FinishReason, Sampling, Tokens
 

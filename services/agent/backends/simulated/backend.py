@@ -8,7 +8,6 @@ from collections.abc import Iterable
 import msgspec
 import structlog
 
-from services.agent.backends.answering import AnsweringBackend
 from services.agent.backends.base import (
     EngineIdentity,
     EngineOutput,
@@ -20,11 +19,11 @@ from services.agent.backends.base import (
 )
 from services.agent.backends.policies import create_policy
 from services.agent.backends.settings import SimulatedSettings
-from services.agent.backends.simulated.bodies.bodies import Bodies
 from services.agent.backends.simulated.core import SimulatedEngineCore
 from services.agent.backends.simulated.models import SimulatedModels
 from services.agent.backends.simulated.safepoints import Passage, has_safepoints
 from services.agent.backends.simulated.schedule import IterationResult
+from services.agent.backends.token_engine import TokenEngine
 from services.agent.backends.totals import EngineTotals
 from shared.contracts.base import ModelName, RequestId, Seconds
 from shared.contracts.errors import EngineError, UnsupportedError
@@ -45,11 +44,11 @@ ignored.
 _IDLE_S = 0.001
 
 
-class SimulatedEngine(AnsweringBackend):
+class SimulatedEngine(TokenEngine):
     """
     Engine backend whose engine computes no model.
 
-    Answers are hashes of prompts. Bodies are answered by a small application (`bodies`).
+    Answers are hashes of prompts.
 
     Differs from a real model: penalties, top-p and top-k are accepted and have no effect.
     """
@@ -72,7 +71,6 @@ class SimulatedEngine(AnsweringBackend):
         self._iterations: deque[EngineIteration] = deque(maxlen=_MAX_ITERATIONS)
         self._work = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
-        self._bodies = Bodies(submit=self._run, cancel=self._abort_run, report=self._report)
 
     @property
     def identity(self) -> EngineIdentity:
@@ -204,16 +202,7 @@ class SimulatedEngine(AnsweringBackend):
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    def _submit(self, request: EngineRequest) -> None:
-        if request.call is None:
-            self._run(request)
-            return
-        self._require_alive()
-        entry, vocab_size = self._entries[request.model], self._vocab_sizes[request.model]
-        self._bodies.begin(request, request.call, entry, vocab_size)
-
     def _run(self, request: EngineRequest) -> None:
-        """Submit a request in tokens."""
         if self._settings.crash_on_token in request.prompt:
             self._die()
         core = self._core
@@ -225,11 +214,7 @@ class SimulatedEngine(AnsweringBackend):
         self._work.set()
         self._on_arrival(core, request)
 
-    def _cancel(self, request_id: RequestId) -> None:
-        if not self._bodies.cancel(request_id):
-            self._abort_run(request_id)
-
-    def _abort_run(self, request_id: RequestId) -> None:
+    def _stop(self, request_id: RequestId) -> None:
         if self._core is not None:
             self._core.abort(request_id)
 
@@ -268,7 +253,6 @@ class SimulatedEngine(AnsweringBackend):
             self._loop_task = None
         self._ended = self._totals()
         self._core = None
-        self._bodies.clear()
         self._residency.clear()
         self._lose("the engine died while the request ran")
 
@@ -321,7 +305,7 @@ class SimulatedEngine(AnsweringBackend):
             )
             for each in result.outputs
         ]
-        self._report([output for each in new for output in self._bodies.outputs_of(each)])
+        self._report(new)
 
 
 def _fitted(entry: ModelEntry, settings: SimulatedSettings) -> ModelEntry:

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.agent.backends.remote.deltas import Delta, Lengths, read, refusal
-from services.agent.backends.responses import response_of
-from shared.api.sse import EventSplitter, data_of
+from shared.api.events import EventSplitter, data_of, response_of
 from shared.contracts.errors import ContractError, NotActiveError
 from shared.contracts.requests import FinishReason
 

@@ -1,4 +1,4 @@
-"""Forms of lines: what the mesh can serve, and the requests of the lines."""
+"""What the mesh can serve, and the requests of the lines."""
 
 import json
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.gateway.batches.forms import CallForms, LineForms, LineTerms, TextForms
+from services.gateway.batches.forms import LineTerms, check_line, message_of
 from services.gateway.batches.lines import BatchLine
 from shared.api.calls import call_fields
 from shared.contracts.base import ModelName, RequestId, TenantId
@@ -33,12 +33,10 @@ REGISTRY = ModelRegistry(
         ModelEntry(name=ModelName("attached"), takes="bodies", max_model_len=512),
     )
 )
-CALLS = CallForms(REGISTRY)
-TEXTS = TextForms(REGISTRY, None)  # type: ignore[arg-type]  # checks need no intake
 
 
-def check(forms: LineForms, endpoint: str, model: str, **fields: Any) -> None:
-    forms.check(endpoint, call_fields(json.dumps({"model": model} | fields).encode()))
+def check(endpoint: str, model: str, **fields: Any) -> None:
+    check_line(REGISTRY, endpoint, call_fields(json.dumps({"model": model} | fields).encode()))
 
 
 @pytest.mark.parametrize(
@@ -52,35 +50,29 @@ def check(forms: LineForms, endpoint: str, model: str, **fields: Any) -> None:
     ],
 )
 def test_lines_are_for_models_that_perform_the_task_of_the_endpoint(endpoint: str, model: str):
-    check(CALLS, endpoint, model)
+    check(endpoint, model)
 
 
 @pytest.mark.parametrize(
-    ("forms", "endpoint", "model", "code", "param"),
+    ("endpoint", "model", "code", "param"),
     [
-        (CALLS, EMBEDDINGS, "text", "unsupported_task", "body.model"),
-        (CALLS, EMBEDDINGS, "classes", "unsupported_task", "body.model"),
-        (CALLS, CHAT, "vectors", "unsupported_task", "body.model"),
-        (CALLS, RESPONSES, "classes", "unsupported_task", "body.model"),
-        (CALLS, EMBEDDINGS, "none", "model_not_found", "model"),
-        (TEXTS, EMBEDDINGS, "text", "unsupported_task", "body.model"),
-        (TEXTS, EMBEDDINGS, "vectors", "unsupported_parameter", "url"),
-        (TEXTS, RESPONSES, "text", "unsupported_parameter", "url"),
-        (TEXTS, CHAT, "vectors", "unsupported_task", "body.model"),
+        (EMBEDDINGS, "text", "unsupported_task", "body.model"),
+        (EMBEDDINGS, "classes", "unsupported_task", "body.model"),
+        (CHAT, "vectors", "unsupported_task", "body.model"),
+        (RESPONSES, "classes", "unsupported_task", "body.model"),
+        (EMBEDDINGS, "none", "model_not_found", "model"),
     ],
 )
-def test_other_lines_are_refused_with_the_field(
-    forms: LineForms, endpoint: str, model: str, code: str, param: str
-):
+def test_other_lines_are_refused_with_the_field(endpoint: str, model: str, code: str, param: str):
     with pytest.raises(ContractError) as refused:
-        check(forms, endpoint, model)
+        check(endpoint, model)
 
     assert (refused.value.code, refused.value.param) == (code, param)
 
 
 def test_results_are_not_streamed():
     with pytest.raises(ContractError) as refused:
-        check(CALLS, EMBEDDINGS, "vectors", stream=True)
+        check(EMBEDDINGS, "vectors", stream=True)
 
     assert refused.value.param == "body.stream"
 
@@ -95,7 +87,7 @@ def test_line_for_embeddings_is_a_call_with_the_body_as_it_is():
         expires_at=NOW + 100.0,
         now=NOW,
     )
-    message = CALLS.message(BatchLine(custom_id="c0", body=body), terms)
+    message = message_of(BatchLine(custom_id="c0", body=body), terms)
 
     assert message == CallRequest(
         endpoint=EMBEDDINGS,

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from services.agent.backends.base import EngineCall, EngineRequest, NewOutput, RunEnded
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.backend import SimulatedEngine
-from shared.api.sse import data_of
+from shared.api.events import data_of
 from shared.contracts.base import ModelName, RequestId
 from shared.contracts.errors import ContractError, EngineError
 from shared.contracts.requests import FinishReason, Progress, Sampling, StepDetails
@@ -295,9 +295,9 @@ async def test_an_answer_ends_before_its_stop_string(bench: Bench):
 @pytest.mark.parametrize(
     ("endpoint", "body", "param"),
     [
-        (CHAT, {"messages": []}, "messages"),
-        (CHAT, {}, "messages"),
-        (CHAT, {"messages": HELLO, "n": 0}, "n"),
+        (CHAT, {"messages": []}, None),
+        (CHAT, {}, "body.messages"),
+        (CHAT, {"messages": HELLO, "n": 0}, None),
         (CHAT, {"messages": HELLO, "logprobs": True}, "logprobs"),
         (CHAT, {"messages": HELLO, "tool_choice": "required"}, "tool_choice"),
         (CHAT, {"messages": [{"role": "guest", "content": "x"}]}, "messages"),
@@ -311,7 +311,7 @@ async def test_an_answer_ends_before_its_stop_string(bench: Bench):
     ],
 )
 async def test_an_invalid_body_ends_with_an_error_that_names_the_field(
-    bench: Bench, endpoint: str, body: dict[str, Any], param: str
+    bench: Bench, endpoint: str, body: dict[str, Any], param: str | None
 ):
     outcome = await bench.run(endpoint, body)
 
@@ -324,7 +324,7 @@ async def test_a_body_that_cannot_be_read_ends_with_an_error(bench: Bench):
     raw = f'{{"messages":{json.dumps(HELLO)},"tools":[{nested}]}}'
     outcome = await bench.run(CHAT, {}, raw=raw)
 
-    assert isinstance(outcome.error, EngineError)
+    assert isinstance(outcome.error, ContractError)
     assert "body" in str(outcome.error)
 
 

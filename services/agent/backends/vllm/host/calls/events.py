@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from shared.api.sse import data_of
+from shared.api.events import data_of
 from shared.contracts.requests import Tokens
 
 _FIRST_INDEX = re.compile(rb'"choices": ?\[\{(?:[^{}\[\]"]|"[^"]*")*?"index": ?(\d+)')

@@ -25,7 +25,7 @@ from services.agent.backends.vllm.host.servers.token_apis import (
     data_is_end,
 )
 from services.agent.backends.vllm.shared.wire import Attach, Submit
-from shared.api.sse import data_of
+from shared.api.events import data_of
 from shared.contracts.errors import EngineError, NotActiveError
 from shared.runtime.http.failures import failure_reason
 

@@ -12,9 +12,10 @@ from vllm.v1.engine import FinishReason as EngineFinish
 from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import LogprobsLists
 
-from services.agent.backends.remote.deltas import DONE, refusal
+from services.agent.backends.remote.deltas import refusal
 from services.agent.backends.remote.server import COMPLETIONS, GENERATE
 from services.agent.backends.vllm.shared.qos import QOS_KEY
+from shared.api.events import DONE
 
 _TEXT_FIELDS = frozenset(
     {

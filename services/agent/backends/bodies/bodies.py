@@ -1,4 +1,4 @@
-"""Bodies that a simulated engine answers at present."""
+"""Bodies that an engine in tokens answers at present."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 import structlog
 
 from services.agent.backends.base import EngineCall, EngineRequest, NewOutput, RunEnded
-from services.agent.backends.simulated.bodies.body_run import BodyRun
+from services.agent.backends.bodies.body_run import BodyRun
 from shared.contracts.base import RequestId
 from shared.contracts.errors import EngineError, MeshError
 from shared.contracts.models import ModelEntry
@@ -53,11 +53,15 @@ class Bodies:
         self._rendering[request.request_id] = task
         task.add_done_callback(lambda _: self._rendering.pop(request.request_id, None))
 
-    def outputs_of(self, new: NewOutput) -> list[NewOutput]:
-        """The outputs that an output of the engine means; of a call, if a call's answer has it."""
+    def events_of(self, new: NewOutput | RunEnded) -> list[NewOutput | RunEnded]:
+        """The events that an event of the engine means; of a call, if it is about one's answer."""
         if (place := self._answers.get(new.request_id)) is None:
             return [new]
         name, index = place
+        if isinstance(new, RunEnded):
+            del self._answers[new.request_id]
+            self._ended(name)
+            return [RunEnded(name, new.error)]
         run = self._runs[name]
         outputs = run.push(index, new.output)
         if run.is_complete(index):

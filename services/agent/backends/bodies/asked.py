@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from services.agent.backends.simulated.bodies.tools import Tool, chosen
-from shared.api.calls import COMPLETION_TOKENS, COMPLETIONS
+from services.agent.backends.bodies.tools import Tool, chosen
+from shared.api.calls import COMPLETION_TOKENS, COMPLETIONS, call_fields
+from shared.api.ranges import check_ranges
 from shared.api.unsupported import UnsupportedFields, refuse_unsupported
 from shared.contracts.errors import ContractError
 from shared.contracts.requests import ChatMessage, Sampling, Tokens
@@ -117,11 +118,11 @@ def asked_of(endpoint: str, body: bytes, stream_options: bytes | None) -> Asked:
     """
     if endpoint not in ENDPOINTS:
         raise ContractError(
-            f"simulated engines do not answer {endpoint[:80]}: must be one of "
-            f"{', '.join(ENDPOINTS)}",
+            f"this engine does not answer {endpoint[:80]}: must be one of {', '.join(ENDPOINTS)}",
             code="unsupported_parameter",
             param="endpoint",
         )
+    check_ranges(endpoint, call_fields(body))
     try:
         asked = ENDPOINTS[endpoint](body)
         options = _options.decode(stream_options or b"null")

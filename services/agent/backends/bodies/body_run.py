@@ -6,17 +6,15 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from services.agent.backends.base import EngineCall, EngineOutput, EngineRequest
-from services.agent.backends.checks import check_request, finished_already
-from services.agent.backends.responses import response_of
-from services.agent.backends.simulated.bodies.asked import Asked, asked_of
-from services.agent.backends.simulated.bodies.events import (
-    DONE,
+from services.agent.backends.bodies.asked import Asked, asked_of
+from services.agent.backends.bodies.events import (
     Events,
     Heading,
     Usage,
     events_for,
 )
-from shared.api.sse import data_of
+from services.agent.backends.checks import check_request, finished_already
+from shared.api.events import response_of_stream
 from shared.contracts.base import RequestId
 from shared.contracts.errors import ContractError
 from shared.contracts.models import ModelEntry
@@ -234,10 +232,7 @@ class BodyRun:
         return [EngineOutput(token_ids=(), response=response, details=details)]
 
     def _response(self, close: bytes) -> bytes:
-        data = [data_of(event) for event in b"".join((*self._made, close)).split(b"\n\n")]
-        return response_of(
-            self.call.endpoint, [each for each in data if each not in (b"", data_of(DONE))]
-        )
+        return response_of_stream(self.call.endpoint, b"".join((*self._made, close)))
 
     def _usage(self) -> Usage:
         prompts = {id(each.request.prompt): len(each.request.prompt) for each in self._answers}

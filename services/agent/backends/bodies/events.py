@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from services.agent.backends.simulated.bodies.asked import CHAT, MESSAGES, RESPONSES
-from services.agent.backends.simulated.bodies.tools import Tool, escaped
+from services.agent.backends.bodies.asked import CHAT, MESSAGES, RESPONSES
+from services.agent.backends.bodies.tools import Tool, escaped
 from shared.api.calls import COMPLETIONS
 from shared.contracts.requests import FinishReason
 

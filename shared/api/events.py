@@ -1,4 +1,4 @@
-"""The response that the events of a stream add up to."""
+"""Server-sent events of streamed answers, and the responses that they add up to."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -9,6 +9,31 @@ import msgspec
 Json = dict[str, Any]
 _WHOLE = {"chat.completion.chunk": "chat.completion"}
 """`object` of events -> that of the response."""
+DONE = b"[DONE]"
+"""Data of the last event of OpenAI's older streams."""
+
+
+class EventSplitter:
+    """Divides the bytes of a stream into events, which remain as the server sent them."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def push(self, data: bytes) -> list[bytes]:
+        """Append *data* to the stream; return the events that are complete now."""
+        *events, self._rest = (self._rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
+        return [event for event in events if event.strip()]
+
+    @property
+    def rest(self) -> bytes:
+        """The begin of an event that is not complete yet."""
+        return self._rest
+
+
+def data_of(event: bytes) -> bytes:
+    """Data of an event; empty if it has none, e.g. because it keeps the connection alive."""
+    lines = (line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
+    return b"\n".join(lines)
 
 
 def response_of(endpoint: str, events: Iterable[bytes]) -> bytes:
@@ -21,6 +46,12 @@ def response_of(endpoint: str, events: Iterable[bytes]) -> bytes:
     """
     decoded = [json.loads(data) for data in events]  # reads numbers of any size
     return msgspec.json.encode(_MAKERS[endpoint](decoded))
+
+
+def response_of_stream(endpoint: str, stream: bytes) -> bytes:
+    """The response of an endpoint, made of its whole stream."""
+    data = [data_of(event) for event in stream.split(b"\n\n")]
+    return response_of(endpoint, [each for each in data if each not in (b"", DONE)])
 
 
 def _of_chunks(chunks: list[Json]) -> Json:
