@@ -35,6 +35,7 @@ from shared.api.calls import (
     call_body,
     call_fields,
     check_text,
+    truncates,
 )
 from shared.api.digests import call_digest
 from shared.api.ranges import check_ranges
@@ -157,7 +158,7 @@ class Door:
             base = ref.base
             if not gateway.registry.entry(base).takes_bodies:
                 check_ranges(scope["path"], fields)
-            for name in TEXTS:
+            for name in () if truncates(fields) else TEXTS:
                 check_text(name, fields.get(name), self._most_chars(base))
             application = self._application(base, call, hints, scope["path"])
             self._prepare(base)

@@ -61,6 +61,8 @@ COMPLETION_TOKENS = 16
 """vLLM's limit of a completion that sets none; answers of other endpoints may fill the context."""
 _TEXTS = ("content", "text", "arguments", "input", "output", "thinking")
 """Fields of messages whose text becomes a part of the prompt."""
+_TRUNCATION = ("truncate_prompt_tokens", "truncation")
+_NULL = Raw(b"null")
 CallFields = Mapping[str, Raw]
 """Fields of a body, whose values are not decoded, so that they remain as they are."""
 
@@ -174,6 +176,12 @@ def check_parts(name: str, value: Raw) -> None:
             code="too_many_parts",
             param=name,
         )
+
+
+def truncates(fields: CallFields) -> bool:
+    """True if a prompt may be longer than the context, since the body asks to cut it."""
+    values = (bytes(fields.get(name, _NULL)) for name in _TRUNCATION)
+    return any(value not in (b"null", b'"disabled"') for value in values)
 
 
 def check_text(name: str, value: Raw | None, most_chars: float) -> None:

@@ -17,6 +17,7 @@ from shared.api.calls import (
     check_endpoint,
     forwarded,
     stream_options,
+    truncates,
 )
 from shared.api.pooling import check_call_inputs, check_call_task
 from shared.api.unsupported import WITHOUT_EFFECT
@@ -152,7 +153,7 @@ def served_call(call: ApiCall, size: CallSize, entry: ModelEntry) -> ApiCall:
             into its context, or a pooling model cannot answer the body in one message.
     """
     check_call_task(call.endpoint, entry)
-    _check_length(size, entry)
+    _check_length(call, size, entry)
     if call.endpoint in POOLERS:
         check_call_inputs(call, size.num_prompts)
     elif call.endpoint not in COUNTERS:
@@ -160,10 +161,10 @@ def served_call(call: ApiCall, size: CallSize, entry: ModelEntry) -> ApiCall:
     return msgspec.structs.replace(call, pools=True)
 
 
-def _check_length(size: CallSize, entry: ModelEntry) -> None:
+def _check_length(call: ApiCall, size: CallSize, entry: ModelEntry) -> None:
     most = entry.max_model_len * MOST_TOKEN_BYTES * size.num_prompts
     num_bytes = 0 if size.text is None else size.text.num_bytes
-    if num_bytes > most:
+    if num_bytes > most and not truncates(call_fields(bytes(call.body))):
         raise ContractError(
             f"the texts of the body have {num_bytes} bytes: {entry.name} has a context of "
             f"{entry.max_model_len} tokens",

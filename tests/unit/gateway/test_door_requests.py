@@ -132,6 +132,12 @@ def test_refusal_names_the_problem(
     assert (refused.status, refused.code, refused.param) == (status, code, param)
 
 
+def test_a_text_that_is_cut_may_be_longer_than_the_context(door_rig: DoorRig):
+    published = door_rig.completion(prompt="a" * 1_100_000, truncate_prompt_tokens=64)
+
+    assert len(bytes(published.body)) > 1_100_000
+
+
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b"[]", b"nul", b'{"model":"\\ud800"}', b"{}"])
 def test_undecodable_body_is_a_bad_request(door_rig: DoorRig, raw: bytes):
     refused = door_rig.send(raw)

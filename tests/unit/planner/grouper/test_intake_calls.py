@@ -56,8 +56,11 @@ def test_texts_that_cannot_fit_into_the_context_are_refused(
         accepted(intake, {"model": MODEL, "messages": [{"role": "user", "content": long}]})
 
     assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "body")
-    short = [{"role": "user", "content": long[:-1]}]
-    assert accepted(intake, {"model": MODEL, "messages": short}).call is not None
+    for fields in (
+        {"messages": [{"role": "user", "content": long[:-1]}]},
+        {"messages": [{"role": "user", "content": long}], "truncate_prompt_tokens": 64},
+    ):
+        assert accepted(intake, {"model": MODEL} | fields).call is not None
 
 
 def test_fields_beside_the_body_have_precedence(intake: Intake):
