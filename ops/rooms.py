@@ -1,7 +1,6 @@
 """
-Limits on folder sizes, tiny modules and waits in tests: `python -m ops.rooms` checks them.
+Limits on tiny modules and on waits in tests: `python -m ops.rooms` checks them.
 
-- A folder has at most `MAX_MODULES` modules beside its sub-folders.
 - At most `MAX_SLIVERS` modules of `SLIVER_LINES` lines or fewer have one importer in their folder.
 - Every module is imported or started by a module that is not a test.
 - Unit and property tests neither sleep nor poll wall time, except modules that are marked
@@ -18,7 +17,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ("ops", "services", "shared", "solver")
-MAX_MODULES = 16
 MAX_SLIVERS = 10
 SLIVER_LINES = 45
 WALL_TIME = frozenset({"asyncio.sleep", "time.sleep", "eventually"})
@@ -83,19 +81,6 @@ def is_later(path: Path, root: Path = ROOT) -> bool:
     )
 
 
-def full_folders(known: Modules) -> list[str]:
-    """Folders with more modules than the limit."""
-    counts: defaultdict[Path, int] = defaultdict(int)
-    for path in known.values():
-        if path.name != "__init__.py" and not is_later(path):
-            counts[path.parent] += 1
-    return [
-        f"{folder.relative_to(ROOT)}: {count} modules, at most {MAX_MODULES}"
-        for folder, count in sorted(counts.items())
-        if count > MAX_MODULES
-    ]
-
-
 def slivers(known: Modules, used_by: Mapping[str, set[str]]) -> list[str]:
     """Short modules with exactly one importer in their folder."""
     found = []
@@ -152,7 +137,7 @@ def main() -> int:
     known = modules()
     used_by = importers(known)
     few = slivers(known, used_by)
-    found = [*full_folders(known), *unreached(known, used_by), *waits(known, used_by)]
+    found = [*unreached(known, used_by), *waits(known, used_by)]
     if len(few) > MAX_SLIVERS:
         found += few
     for each in found:
