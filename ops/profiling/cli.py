@@ -6,7 +6,6 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from ops.profiling.cli_shape import profile_shape
 from ops.profiling.grid import Grid
 from ops.profiling.output import OutputOptions, Report, Subject, progress, report_of
 from ops.profiling.profiler import Profiler
@@ -68,8 +67,6 @@ async def profile(
 
 
 PROFILE = verb("profile", profile, examples=_NOTES)
-PROFILE.usage = "headway profile [OPTIONS]\n       headway profile shape [OPTIONS] CONFIG"
-PROFILE.command(profile_shape, name="shape")
 
 
 async def _measured(options: EngineOptions, grid: Grid, file: Path) -> Report:

@@ -5,13 +5,33 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from ops.profiling.option_values import integers
 from shared.contracts.base import Seconds
 from shared.contracts.errors import SettingsError
-from shared.runtime.options import IntegerOption
+from shared.runtime.options import IntegerOption, read_by
 from solver.prediction.latency.iteration_fit import IterationWork
 
 _LEAST_REPEATS = 2
+
+
+def integers(*, least: int) -> Parameter:
+    """Option with integers of at least *least*, separated by commas."""
+
+    def read(text: str) -> tuple[int, ...]:
+        try:
+            numbers = tuple(int(part) for part in text.split(","))
+        except ValueError:
+            raise ValueError(f"{text!r} is not a list of integers N,N,...") from None
+        if min(numbers) < least:
+            raise ValueError(f"{text!r}: each value must be at least {least}")
+        return numbers
+
+    return read_by(
+        read,
+        metavar="N,N,...",
+        show_default=lambda numbers: ",".join(map(str, numbers)),
+    )
+
+
 _Sizes = Annotated[tuple[int, ...], integers(least=1)]
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ops.profiling.shape_config import read_shape
 from ops.sim.profiles import DIRECTORY, load
 from ops.sim.traces import checked_trace
 from services.agent.attached.endpoints import endpoints_of
@@ -19,7 +18,6 @@ from services.mesh.verbs.cli_submit import SubmitOptions, _request
 from shared.contracts.ingress import InferenceRequest
 from shared.runtime.lifecycle import EXIT_OK
 from shared.tenants.keys import digest_of_key, read_keys
-from tests.shapes import CONFIG, TINY
 
 MARK = BOM_UTF8.decode()
 BODY = '{"model": "m", "prompt": "hi"}'
@@ -72,8 +70,3 @@ def test_traces_and_profiles_of_simulations_are_read(tmp_path: Path):
     bundled = min(DIRECTORY.glob("*.json"))
     profile = marked(tmp_path / "profile.json", bundled.read_text())
     assert load(str(profile)) == load(bundled.stem)
-
-
-def test_shapes_of_models_are_read(tmp_path: Path):
-    config = marked(tmp_path / "tiny" / "config.json", msgspec.json.encode(CONFIG).decode())
-    assert read_shape(config) == TINY

@@ -18,14 +18,14 @@ from tests.unit.ops.deployment import CLIS, ROOT, verbs_of
 
 DOCS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "ops/docs").rglob("*.md")])
 each = pytest.mark.parametrize("document", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
-MEASURED_PROFILES = ("engine.json", "h200-llama3-8b-torch")
+MEASURED_PROFILES = ("engine.json",)
 """Profiles that commands of the documents write."""
 NOT_FOR_PRODUCERS = {"duplicate_request"}
 """Error codes that AMQP producers never get."""
 
 
 DEFAULT_CODE = inspect.signature(ContractError).parameters["code"].default
-LITESTARS = {"not_found", "method_not_allowed"}
+OF_ROUTING = {"not_found", "method_not_allowed"}
 
 
 def codes(text: str) -> set[str]:
@@ -131,7 +131,7 @@ def test_documented_error_codes_are_exactly_the_existing_codes():
     of_http = {code for cell in http for code in re.findall(r"`([a-z_]+)`", cell)}
     documented = {*amqp, *of_http, *batches}
 
-    assert documented - LITESTARS == raised - NOT_FOR_PRODUCERS
+    assert documented - OF_ROUTING == raised - NOT_FOR_PRODUCERS
 
 
 def queues_of_a_model() -> int:

@@ -51,7 +51,7 @@ def printed(page: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_the_pages_are_those_of_all_verbs():
     assert len(PAGES) > 60
-    known = {"headway up", "headway keys create", "headway profile shape", "headway-agent lso pull"}
+    known = {"headway up", "headway keys create", "headway profile", "headway-agent lso pull"}
     assert known <= {*PAGES}
 
 
