@@ -10,12 +10,6 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from services.agent.attached.endpoint_slices import (
-    SCHEME,
-    ClusterApi,
-    EndpointSlices,
-    service_of,
-)
 from services.agent.backends.settings import RemoteSettings
 from shared.contracts.errors import EngineError, SettingsError
 
@@ -53,8 +47,6 @@ def endpoints_of(settings: RemoteSettings) -> Endpoints:
         _check_host(settings.host)
     if url.startswith(FILE):
         return EndpointFile(Path(url.removeprefix(FILE)), settings)
-    if url.startswith(f"{SCHEME}://"):
-        return EndpointSlices(service_of(url), ClusterApi.of_pod(), settings)
     if url.startswith(ROUTER):
         router = msgspec.structs.replace(
             settings, url=url.removeprefix(ROUTER), shared_address=True
@@ -75,7 +67,7 @@ def is_fixed(url: str) -> bool:
     Raises:
         SettingsError: It is not the address of a server.
     """
-    if url.startswith((FILE, ROUTER, f"{SCHEME}://")):
+    if url.startswith((FILE, ROUTER)):
         return False
     host = split_url(url).hostname or ""
     try:
@@ -99,8 +91,8 @@ def split_url(url: str) -> SplitResult:
         raise SettingsError(f"engine.remote.url {url!r}: {error}") from error
     if parts.scheme not in _SCHEMES or not parts.hostname:
         raise SettingsError(
-            "engine.remote.url must be http://HOST:PORT, router+http://HOST:PORT, file:PATH or "
-            f"kubernetes://NAMESPACE/SERVICE, not {url!r}"
+            "engine.remote.url must be http://HOST:PORT, router+http://HOST:PORT or file:PATH, "
+            f"not {url!r}"
         )
     if parts.username or parts.password:
         raise SettingsError("engine.remote.url has a user or password; set engine.remote.api_key")

@@ -173,9 +173,8 @@ class RemoteSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     with spaces between them.
 
     A name with several addresses, and `file:PATH`, a file with one address per line, stand for
-    several servers, each of which becomes an instance; they may change while the agent runs. So
-    does `kubernetes://NAMESPACE/SERVICE?port=PORT`, for an agent in a pod of the cluster. With the
-    prefix `router+`, the address is that of a router, which is one instance.
+    several servers, each of which becomes an instance; they may change while the agent runs. With
+    the prefix `router+`, the address is that of a router, which is one instance.
     """
     host: str | None = None
     """Value of the header `Host`; None: that of the address."""

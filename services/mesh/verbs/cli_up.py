@@ -95,9 +95,9 @@ class UpOptions:
     attach: Annotated[tuple[str, ...], _ENGINES, Parameter(metavar="[NAME=]URL[#MODEL]")] = ()
     """
     Serve with servers that others run, e.g. http://models.example:8000; each address of the name is
-    an instance. Also file:PATH with one address per line, kubernetes://NAMESPACE/SERVICE?port=PORT,
-    and router+URL for a router. NAME is the model's name in the mesh, MODEL its name at the server.
-    Repeatable. HEADWAY_ATTACH_API_KEY has the servers' key.
+    an instance. Also file:PATH with one address per line, and router+URL for a router. NAME is the
+    model's name in the mesh, MODEL its name at the server. Repeatable. HEADWAY_ATTACH_API_KEY has
+    the servers' key.
     """
     engine: Annotated[str | None, _ENGINES, read_by(_engine, metavar="NAME")] = None
     """

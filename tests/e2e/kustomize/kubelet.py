@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -24,16 +24,9 @@ from tests.brokers import eventually
 from tests.unit.ops.deployment import ROOT, entrypoint
 from tests.unit.ops.kustomize.manifests import Container, Manifests, Object, Pod, service_links
 
-ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 READY_WITHIN_S = 180.0
 INIT_WITHIN_S = 300.0
 """A leader compiles its kernels in an init container."""
-ATTACHED_AGENT = (
-    "import sys; from pathlib import Path; from services.agent.attached import endpoint_slices; "
-    "endpoint_slices.CREDENTIALS = Path(sys.argv.pop(1)); "
-    "from services.agent.cli import main; raise SystemExit(main())"
-)
-"""An agent whose token is elsewhere, since its path is fixed in every pod."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +40,6 @@ class Machine:
     """Home directory of the images; containers may not write to it."""
     addresses: Mapping[str, str]
     """Part of a variable's value -> what it is on this machine."""
-    api: tuple[str, int] = ("127.0.0.1", 1)
-    """Host and port of the cluster's API."""
-    account: Mapping[str, str] = field(default_factory=dict)
-    """Name -> content of the files of a service account."""
 
     def claim(self, name: str) -> Path:
         """Directory of a volume claim, which all pods share."""
@@ -146,14 +135,11 @@ class LocalPod:
         given = manifests.environment(container, pod_name=self.name)
         if self.pod.spec.get("enableServiceLinks", True):
             given = dict(service_links(manifests)) | given
-        host, port = self._machine.api
         return {
             "PATH": os.environ["PATH"],
             "HOME": str(self._machine.home),
             "PYTHONUNBUFFERED": "1",
             "TMPDIR": self._here("/tmp", container),
-            "KUBERNETES_SERVICE_HOST": host,
-            "KUBERNETES_SERVICE_PORT": str(port),
             **{name: self._value(name, value, container) for name, value in given.items()},
         }
 
@@ -216,12 +202,7 @@ class LocalPod:
             command = [self._here(word, container) for word in container.spec["command"]]
             return [*command, *arguments]
         program = entrypoint(container.image.removeprefix("headway-"))
-        if self.pod.spec.get("automountServiceAccountToken", True):
-            account = self._directory / "serviceaccount"
-            account.mkdir(exist_ok=True)
-            write_files(account, self._machine.account, 0o644)
-            assert program == "headway-agent"
-            return ["python", "-c", ATTACHED_AGENT, str(account), *arguments]
+        assert self.pod.spec["automountServiceAccountToken"] is False
         return ["python", "-m", program.replace("headway-", "services."), *arguments]
 
     async def _succeeds(self, probe: str) -> bool:

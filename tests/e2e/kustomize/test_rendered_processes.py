@@ -3,10 +3,9 @@ Every container of the rendered manifests runs as a process with exactly its com
 becomes ready, serves, and ends within its grace period.
 """
 
-import contextlib
 import hashlib
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +21,6 @@ from services.agent.backends.vllm.front.process import vllm_unavailable_reason
 from shared.models.tiny import make_tiny_models
 from tests.agents.openai_server import OpenAiServer
 from tests.brokers import release_of
-from tests.e2e.kustomize.cluster_api import ClusterApi
 from tests.e2e.kustomize.kubelet import LocalPod, Machine, running
 from tests.requirements import absent
 from tests.unit.ops.deployment import ROOT
@@ -31,6 +29,7 @@ from tests.unit.ops.kustomize.manifests import DATABASE, OWN, Manifests, deploya
 
 pytestmark = [pytest.mark.slow, pytest.mark.rabbitmq]
 BROKER = "headway-rabbitmq:5672"
+SERVERS = "http://chat.models.svc.cluster.local:8000"
 ANSWER_S = 120.0
 
 
@@ -140,30 +139,15 @@ async def test_one_node_serves_with_a_key_and_ends_in_time(
     assert sorted(machine.home.rglob("*")) == image
 
 
-@contextlib.asynccontextmanager
-async def attached(machine: Machine, manifests: Manifests) -> AsyncIterator[ClusterApi]:
-    """A server of others, and the cluster's API that names it."""
-    server = OpenAiServer(model="chat")
-    async with server.serving() as url:
-        port = int(url.rpartition(":")[2])
-        account = manifests.pod("headway-agent").spec["serviceAccountName"]
-        yield ClusterApi(manifests, account, ("127.0.0.1", port))
-
-
-async def test_attached_servers_are_found_with_the_rights_of_the_role(
-    machine: Machine, tree: tuple[Path, str], tmp_path: Path
-):
+async def test_servers_of_a_service_are_attached(machine: Machine, tree: tuple[Path, str]):
     manifests = render(tree[0] / "overlays" / "attach")
-    async with attached(machine, manifests) as api, api.serving(tmp_path) as (port, account):
-        machine = replace(machine, manifests=manifests, api=("127.0.0.1", port), account=account)
+    async with OpenAiServer(model="chat").serving() as url:
+        addresses = {**machine.addresses, SERVERS: url}
+        machine = replace(machine, manifests=manifests, addresses=addresses)
         async with running(machine) as pods, client_of(pods, tree[1]) as client:
             content = await ask(client, "chat")
 
             assert content.startswith(" w")
-
-    assert {each[:2] for each in api.asked} == {("list", "models"), ("watch", "models")}
-    assert {each[2] for each in api.asked} == {"kubernetes.io/service-name=chat"}
-    assert api.refused == []
 
 
 @pytest.mark.vllm

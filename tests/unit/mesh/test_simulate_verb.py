@@ -75,7 +75,7 @@ def test_without_a_checkout_its_verbs_are_completed_without_options(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     assert main(["completion", "bash"]) == 0
-    assert {"simulate", "--find-replicas", "--chunks", "--prefill-contexts"} <= words(capsys)
+    assert {"simulate", "--find-replicas", "--chunks"} <= words(capsys)
     for name in cli.CHECKOUT_VERBS:
         monkeypatch.setitem(cli.CHECKOUT_VERBS, name, ("ops_of_no_checkout:VERB", ""))
 

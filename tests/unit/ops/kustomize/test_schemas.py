@@ -11,7 +11,7 @@ from tests.unit.ops.kustomize.custom_resources import CUSTOM
 from tests.unit.ops.kustomize.manifests import OVERLAYS, Manifests, Object
 
 VERSIONS = ("1.28", "1.31", "1.34", "1.37")
-GROUPS = {"", "apps", "batch", "networking.k8s.io", "policy", "rbac.authorization.k8s.io"}
+GROUPS = {"", "apps", "batch", "networking.k8s.io", "policy"}
 """Groups of the API whose objects are checked against schemas."""
 Check = Callable[[Object, str], list[str]]
 

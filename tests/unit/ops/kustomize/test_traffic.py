@@ -147,18 +147,11 @@ def test_nodes_of_a_cluster_reach_each_other(overlay: Callable[[str], Manifests]
     assert all(allowed(cluster, broker, broker, port) for port in (4369, 25672))
 
 
-def test_only_agents_reach_attached_servers_and_the_api(overlay: Callable[[str], Manifests]):
+def test_only_agents_reach_attached_servers(overlay: Callable[[str], Manifests]):
     attach = overlay("attach")
-    api = End()
-    reaching = {
-        name
-        for name, end in ends(attach).items()
-        if allowed(attach, end, SERVER, 8000) or allowed(attach, end, api, 443)
-    }
+    reaching = {name for name, end in ends(attach).items() if allowed(attach, end, SERVER, 8000)}
 
     assert reaching == {"headway-agent"}
-    assert allowed(attach, ends(attach)["headway-agent"], SERVER, 8000)
-    assert allowed(attach, ends(attach)["headway-agent"], api, 6443)
 
 
 def test_only_gateways_and_groupers_reach_the_database(overlay: Callable[[str], Manifests]):
