@@ -58,7 +58,7 @@ async def both(broker: str, directory: Path, form: Form) -> AsyncIterator[Client
             registry=registry,
             log_dir=directory / "log",
             gateway_port=free_port(),
-            gateway={"front": "vllm" if form == "tokens" else "light"},
+            gateway={"front": "vllm" if form == "tokens" else "bodies"},
             agents=(AgentSpec(instance_id="attached", engine="remote", settings=remote),),
         )
         async with (
