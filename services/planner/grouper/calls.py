@@ -20,6 +20,7 @@ from shared.api.calls import (
     truncates,
 )
 from shared.api.pooling import check_call_inputs, check_call_task
+from shared.api.ranges import check_ranges
 from shared.api.unsupported import WITHOUT_EFFECT
 from shared.contracts.base import Decoder
 from shared.contracts.checks import IngressLimits
@@ -149,10 +150,12 @@ def served_call(call: ApiCall, size: CallSize, entry: ModelEntry) -> ApiCall:
     The call for an engine of the mesh with the model *entry*.
 
     Raises:
-        ContractError: The model does not perform the task of the endpoint, the texts cannot fit
-            into its context, or a pooling model cannot answer the body in one message.
+        ContractError: The model does not perform the task of the endpoint, a field is out of its
+            range, the texts cannot fit into its context, or a pooling model cannot answer the body
+            in one message.
     """
     check_call_task(call.endpoint, entry)
+    check_ranges(call.endpoint, call_fields(bytes(call.body)))
     _check_length(call, size, entry)
     if call.endpoint in POOLERS:
         check_call_inputs(call, size.num_prompts)

@@ -158,7 +158,7 @@ def test_prompt_length_is_estimated_from_bytes(intake: Intake, registry: ModelRe
         (IDS | {"max_tokens": 5, "n": 3}, 3, 3, 15),
         (IDS | {"prompt": [[10, 11], [12]], "n": 2, "max_tokens": 5}, 3, 4, 20),
         (IDS | {"prompt": ["a" * 40, "b" * 40], "max_tokens": 5}, None, 2, 10),
-        (IDS | {"max_tokens": "many", "n": -1}, 3, 1, 16),
+        (IDS | {"max_tokens": None, "n": None}, 3, 1, 16),
     ],
 )
 def test_answers_of_one_call_are_counted_together(
@@ -218,11 +218,18 @@ def test_call_is_refused_with_the_invalid_field(
 
 
 def test_fields_of_vllm_are_left_to_vllm(intake: Intake):
-    body = BODY | {"temperature": "hot", "tools": 3, "n": "x"}
+    body = BODY | {"logit_bias": "hot", "tools": 3}
     request = accepted(intake, body)
 
     assert request.call is not None
     assert json.loads(bytes(request.call.body)) == body
+
+
+def test_fields_out_of_their_range_are_refused_as_over_http(intake: Intake):
+    with pytest.raises(ContractError) as refused:
+        accepted(intake, BODY | {"temperature": "hot"})
+
+    assert refused.value.param == "body.temperature"
 
 
 ITEM = {"id": "job", "deadline": NOW + 60, "endpoint": CHAT, "payload": BODY | {"tools": [{}]}}
