@@ -18,13 +18,7 @@ from starlette.types import Receive, Scope, Send
 from ops.engine_runs import generate
 from services.agent.answer import AnswerText
 from services.agent.backends.base import EngineRequest
-from services.agent.backends.bodies.events import (
-    ChatEvents,
-    Heading,
-)
-from services.agent.backends.bodies.events import (
-    Usage as CallUsage,
-)
+from services.agent.backends.bodies.events import ChatEvents, Heading, Usage
 from services.agent.backends.settings import SimulatedSettings
 from services.agent.backends.simulated.backend import SimulatedEngine
 from services.gateway.channel import Channel
@@ -91,7 +85,7 @@ class Server:
             num_tokens += len(output.token_ids)
             await channel.event(opening + events.text(0, text))
         tail = events.text(0, answer.end()) + events.end(0, FinishReason.LENGTH)
-        usage = CallUsage(prompt=len(prompt), cached=0, completion=num_tokens)
+        usage = Usage(prompt=len(prompt), cached=0, completion=num_tokens)
         await channel.event(tail + events.close(usage))
         await channel.end()
 

@@ -41,7 +41,6 @@ class OpenFront:
 
     application: Any
     """ASGI application."""
-    name: Front
     steps: RegistrySteps
     """What the front does about changes of the registry."""
     digests: Mapping[ModelName, str]
@@ -64,7 +63,7 @@ async def open_front(gateway: Gateway, health: Health) -> AsyncIterator[OpenFron
         front = front_of(gateway.registry)
     log.info("front.selected", front=front)
     if front == "bodies":
-        yield OpenFront(bodies_front(gateway, health), "bodies", NoSteps(), {})
+        yield OpenFront(bodies_front(gateway, health), NoSteps(), {})
         return
     use_no_device()
     try:
@@ -73,4 +72,4 @@ async def open_front(gateway: Gateway, health: Health) -> AsyncIterator[OpenFron
     except ImportError as error:
         raise SettingsError(f"front `vllm` cannot import vLLM: {error}") from error
     async with module.vllm_front(gateway, health) as (application, steps, digests):
-        yield OpenFront(application, "vllm", steps, digests)
+        yield OpenFront(application, steps, digests)

@@ -35,7 +35,11 @@ def check_line(registry: ModelRegistry, endpoint: str, fields: CallFields) -> No
     Raises:
         ContractError: It cannot; the message says why.
     """
-    body = _checked(fields)
+    body = call_body(fields)
+    if body.stream:
+        raise ContractError(
+            "the results of a batch are not streamed: leave stream out", param="body.stream"
+        )
     entry = _entry(registry, body.model)
     if entry is not None and not entry.takes_bodies:
         check_call_task(endpoint, entry, param="body.model")
@@ -59,15 +63,6 @@ def message_of(line: BatchLine, terms: LineTerms) -> CallRequest:
         arrived_at=terms.now,
         expires_at=_first_end(body.expires_at, terms.expires_at),
     )
-
-
-def _checked(fields: CallFields) -> CallBody:
-    body = call_body(fields)
-    if body.stream:
-        raise ContractError(
-            "the results of a batch are not streamed: leave stream out", param="body.stream"
-        )
-    return body
 
 
 def _entry(registry: ModelRegistry, name: str) -> ModelEntry | None:

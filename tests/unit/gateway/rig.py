@@ -77,7 +77,9 @@ class DoorRig:
         """Send a request; return what the gateway publishes, or its refusal."""
         mesh = FullMesh()
         gateway = gateway_of(self, mesh, clock=FakeClock(NOW), **self._fields)
-        status, body = asyncio.run(_posted(gateway, path, raw, headers))
+        application = bodies_front(gateway, Health(service="gateway"))
+        pairs = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+        status, _, body = asyncio.run(posted(application, path, raw, *pairs))
         if mesh.given:
             return mesh.given[0]
         error = msgspec.json.decode(body)["error"]
@@ -96,12 +98,12 @@ class DoorRig:
         return refused
 
 
-async def _posted(
-    gateway: Gateway, path: str, raw: bytes, headers: Mapping[str, str] | None
-) -> tuple[int, bytes]:
-    """Status and body of the answer to a request."""
+async def posted(
+    application: Any, path: str, body: bytes, *headers: tuple[bytes, bytes]
+) -> tuple[int, dict[bytes, bytes], bytes]:
+    """Send a request to an ASGI application; return status, headers and body of the answer."""
     sent: list[Any] = []
-    events = [{"type": "http.request", "body": raw, "more_body": False}]
+    events = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Any:
         return events.pop() if events else await asyncio.Event().wait()
@@ -109,10 +111,9 @@ async def _posted(
     async def send(event: Any) -> None:
         sent.append(event)
 
-    pairs = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
-    await bodies_front(gateway, Health(service="gateway"))(scope_of(path, *pairs), receive, send)
+    await application(scope_of(path, *headers), receive, send)
     start, *parts = sent
-    return start["status"], b"".join(part["body"] for part in parts)
+    return start["status"], dict(start["headers"]), b"".join(part["body"] for part in parts)
 
 
 def tenants_of(**fields: Any) -> Tenants:

@@ -1,6 +1,5 @@
 """Which application reads a call that may be repeated, and under which id."""
 
-import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +12,7 @@ from shared.api.digests import call_digest
 from shared.contracts.base import ModelName
 from shared.contracts.errors import CapacityError
 from shared.contracts.ingress import CallRequest
-from tests.unit.gateway.rig import MODEL, DoorRig, gateway_of, scope_of, tenants_of
+from tests.unit.gateway.rig import MODEL, DoorRig, gateway_of, posted, tenants_of
 
 COMPLETIONS, EMBEDDINGS = "/v1/completions", "/v1/embeddings"
 KEY = (b"idempotency-key", b"k1")
@@ -63,17 +62,7 @@ class Rig:
         self, path: str, body: bytes, *headers: tuple[bytes, bytes]
     ) -> dict[bytes, bytes]:
         """Send a request; return the headers of the answer."""
-        sent: list[Any] = []
-        events = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive() -> Any:
-            return events.pop() if events else await asyncio.Event().wait()
-
-        async def send(event: Any) -> None:
-            sent.append(event)
-
-        await self.door(scope_of(path, *headers), receive, send)
-        return dict(sent[0]["headers"])
+        return (await posted(self.door, path, body, *headers))[1]
 
 
 def rig_of(parts: DoorRig, *, store: Any) -> Rig:

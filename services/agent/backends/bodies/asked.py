@@ -8,8 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from services.agent.backends.bodies.tools import Tool, chosen
-from shared.api.calls import COMPLETION_TOKENS, COMPLETIONS, call_fields
-from shared.api.ranges import check_ranges
+from shared.api.calls import COMPLETION_TOKENS, COMPLETIONS
 from shared.api.unsupported import UnsupportedFields, refuse_unsupported
 from shared.contracts.errors import ContractError
 from shared.contracts.requests import ChatMessage, Sampling, Tokens
@@ -122,7 +121,6 @@ def asked_of(endpoint: str, body: bytes, stream_options: bytes | None) -> Asked:
             code="unsupported_parameter",
             param="endpoint",
         )
-    check_ranges(endpoint, call_fields(body))
     try:
         asked = ENDPOINTS[endpoint](body)
         options = _options.decode(stream_options or b"null")
