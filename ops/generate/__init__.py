@@ -1,1 +1,1 @@
-"""Generators of committed files: RabbitMQ definitions and the AsyncAPI document."""
+"""Generators of committed files: RabbitMQ definitions, the AsyncAPI document, cases."""

@@ -9,6 +9,7 @@ from vllm import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.outputs import LogprobsLists
 
+from ops.generate.replies import completed
 from services.engine_core.encoding import encode_output
 from services.engine_core.steps import AnswerSteps
 from shared.contracts.errors import ContractError
@@ -19,7 +20,6 @@ from shared.contracts.requests import (
     Tokens,
 )
 from shared.producer.effects import NewTokens
-from tests.unit.producer.builders import completed
 
 STOP, EOS = 50, 2
 

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
+from ops.generate.replies import ANSWER, REQUEST, completed, failed, started, tokens
 from shared.broker import topology
 from shared.broker.protocol import OutMessage
 from shared.client.client import Client
@@ -18,7 +19,6 @@ from shared.contracts.ingress import IDEMPOTENT_HEADER
 from shared.contracts.requests import ErrorInfo
 from shared.contracts.stored import RequestAsked, RequestState, RequestStatus
 from tests.brokers import eventually
-from tests.unit.producer.builders import ANSWER, REQUEST, completed, failed, started, tokens
 from tests.unit.producer.producer_rig import Rig, rig
 
 pytestmark = pytest.mark.virtual_time

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
+from ops.generate.replies import completed
 from services.mesh.submit import call_request, read_requests, submit_all
 from services.mesh.verbs.cli_submit import summary
 from shared.broker import topology
@@ -20,7 +21,6 @@ from shared.contracts.ingress import CallRequest, InferenceRequest
 from shared.contracts.qos import SloVerdict
 from shared.contracts.requests import Final, RequestFailed
 from tests.deliveries import UnreliableBroker
-from tests.unit.producer.builders import completed
 
 pytestmark = pytest.mark.virtual_time
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ops.generate.replies import REQUEST
 from ops.sim.virtual_time import LoopClock
 from shared.broker import topology
 from shared.broker.memory.broker import MemoryBroker
@@ -17,7 +18,6 @@ from shared.contracts.ingress import InferenceRequest
 from shared.producer.producer import Producer
 from shared.runtime.clock import Clock
 from tests.brokers import eventually
-from tests.unit.producer.builders import REQUEST
 
 BODY = InferenceRequest(model="m", prompt="hello", id=REQUEST)
 

@@ -1,21 +1,12 @@
 """Assembly of the replies to one request: one test for each rule."""
 
+from ops.generate.replies import ANSWER, REQUEST, chunk, completed, failed, started, text_of, tokens
 from shared.contracts.base import InstanceId, RunId
 from shared.contracts.control import StopReason
 from shared.contracts.requests import ErrorInfo, Reply, RequestFailed
 from shared.producer.assembly import RequestAssembly
 from shared.producer.effects import Diverged, Effect, Finished, NewTokens, SendStop
-from tests.unit.producer.builders import (
-    ANSWER,
-    REQUEST,
-    chunk,
-    completed,
-    failed,
-    started,
-    stop,
-    text_of,
-    tokens,
-)
+from tests.unit.producer.builders import stop
 
 OTHER = (100, 101, 102, 7, 8, 9)
 

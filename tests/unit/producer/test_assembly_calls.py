@@ -2,11 +2,12 @@
 
 import msgspec
 
+from ops.generate.replies import ANSWER, REQUEST, chunk, completed, started, text_of
 from shared.contracts.control import StopReason
 from shared.contracts.requests import ChildAnswer, FinishReason, RequestCompleted, RunStarted
 from shared.producer.assembly import RequestAssembly
 from shared.producer.effects import Effect, Finished, NewTokens
-from tests.unit.producer.builders import ANSWER, REQUEST, chunk, completed, started, stop, text_of
+from tests.unit.producer.builders import stop
 
 OTHER = tuple(range(200, 206))
 ANSWERS = (ANSWER, OTHER)

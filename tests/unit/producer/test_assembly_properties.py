@@ -6,18 +6,10 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ops.generate.replies import ANSWER, REQUEST, completed, failed, started, text_of, tokens
 from shared.contracts.requests import Reply
 from shared.producer.assembly import RequestAssembly
 from shared.producer.effects import Diverged, Effect, Finished, NewTokens, SendStop
-from tests.unit.producer.builders import (
-    ANSWER,
-    REQUEST,
-    completed,
-    failed,
-    started,
-    text_of,
-    tokens,
-)
 
 LENGTH = len(ANSWER)
 

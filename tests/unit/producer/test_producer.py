@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from ops.generate.replies import ANSWER, REQUEST, chunk, completed, failed, started, text_of, tokens
 from shared.broker import topology
 from shared.broker.memory.broker import MemoryBroker
 from shared.broker.memory.hub import MemoryHub
@@ -17,16 +18,6 @@ from shared.runtime.clock import SystemClock
 from tests.brokers import eventually
 from tests.clocks import NOW, FakeClock
 from tests.tracing.spans import TRACE
-from tests.unit.producer.builders import (
-    ANSWER,
-    REQUEST,
-    chunk,
-    completed,
-    failed,
-    started,
-    text_of,
-    tokens,
-)
 from tests.unit.producer.producer_rig import BODY, rig
 
 pytestmark = pytest.mark.virtual_time

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
+from ops.generate.replies import REQUEST, completed, started
 from shared.contracts.base import RequestId, RunId
 from shared.contracts.control import RequestCancel, RunStop, StopReason
 from shared.contracts.requests import ReplyMode, RequestFailed
-from tests.unit.producer.builders import REQUEST, completed, started
 from tests.unit.producer.producer_rig import BODY, rig
 
 pytestmark = pytest.mark.virtual_time

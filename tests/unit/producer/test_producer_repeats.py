@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
+from ops.generate.replies import ANSWER, REQUEST, completed, failed, started, tokens
 from shared.broker import topology
 from shared.broker.protocol import BindingSpec
 from shared.contracts.base import RequestId, TenantId
@@ -14,7 +15,6 @@ from shared.contracts.ingress import DIGEST_HEADER, IDEMPOTENT_HEADER, Inference
 from shared.contracts.requests import ReplyMode, RequestFailed
 from shared.producer.generation import Generation
 from tests.tracing.spans import TRACE
-from tests.unit.producer.builders import ANSWER, REQUEST, completed, failed, started, tokens
 from tests.unit.producer.producer_rig import BODY, Rig, rig
 
 pytestmark = pytest.mark.virtual_time

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from ops.generate.replies import REQUEST, started
 from shared.broker import topology
 from shared.broker.memory.broker import MemoryBroker
 from shared.broker.memory.hub import MemoryHub
@@ -14,7 +15,6 @@ from shared.contracts.errors import BrokerUnavailableError, CapacityError
 from shared.contracts.requests import ReplyMode
 from shared.producer.producer import Producer
 from shared.runtime.clock import SystemClock
-from tests.unit.producer.builders import REQUEST, started
 from tests.unit.producer.producer_rig import BODY, rig
 
 pytestmark = pytest.mark.virtual_time

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from ops.generate.replies import completed
 from services.gateway.call import Call
 from services.gateway.edge.forms import OPENAI
 from services.gateway.outcomes import Outcome
@@ -12,7 +13,6 @@ from services.gateway.response import Response
 from shared.contracts.base import TenantId
 from shared.contracts.qos import Importance, Slo
 from shared.contracts.requests import ErrorInfo
-from tests.unit.producer.builders import completed
 
 REFUSED = ErrorInfo(message="no room", code="over_capacity", status=429, retry_after_s=2.0)
 SSE = b"text/event-stream; charset=utf-8"
