@@ -17,7 +17,7 @@ help:
 	@echo "make fix        format the code and fix lint findings that ruff can fix"
 	@echo "make bench      run the benchmarks in their quick form"
 	@echo "make gpu-check  check and measure vLLM on this machine's GPU (or CPU), and write results/check-engine/report.md (CHECK_ARGS='--quick --model DIR')"
-	@echo "make release    make the wheels, npm package, archives, images and notes of this version in dist (RELEASE_ARGS='--images' builds images, '--images no' none)"
+	@echo "make release    make the wheels, archives, images and notes of this version in dist (RELEASE_ARGS='--images' builds images, '--images no' none)"
 	@echo "make broker     install RabbitMQ with apt (run as root: sudo make broker)"
 	@echo "make broker-4   unpack RabbitMQ 4 into .headway, for tests; changes nothing of the system"
 	@echo "make setup      only set up .venv (VLLM=cpu|cuda: with this build of torch and vLLM, VLLM=no: without them; also in later set-ups)"

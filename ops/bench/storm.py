@@ -1,20 +1,18 @@
 """
-Benchmark of the public clients in a storm.
+Benchmark of the public client in a storm.
 
-The wheel and the npm package, each in an environment of its own, submit the same requests to a mesh
-whose processes are killed and frozen and whose broker restarts, again and again. Each request must
-be answered, each stream must equal its final, and both clients must get the same answers.
+Two programs with the wheel, in an environment of its own, submit the same requests to a mesh whose
+processes are killed and frozen and whose broker restarts, again and again. Each request must be
+answered, each stream must equal its final, and both programs must get the same answers.
 """
 
 import asyncio
 import contextlib
 import json
-import shutil
 import signal
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,7 @@ import numpy as np
 from ops.bench.meshes import MODEL, simulated_agent
 from ops.bench.result import Line, Result
 from ops.broker import PrivateNode, rabbitmq_binary
-from ops.clients.installed import node_with, python_with
-from ops.clients.npm import build_npm
+from ops.clients.installed import python_with
 from ops.clients.wheel import build_wheel
 from ops.ports import free_port
 from services.agent.backends.settings import SimulatedSettings
@@ -37,7 +34,7 @@ from shared.models.tiny import make_tiny_models
 from shared.runtime.tasks import pause
 
 RATE_RPS = 16.0
-"""Requests per second of both clients together."""
+"""Requests per second of both programs together."""
 MAX_TOKENS = 80
 LIMIT_S = 300.0
 """Time after which a request without an end counts as lost."""
@@ -49,6 +46,7 @@ ENGINE = SimulatedSettings(
     latency=LatencyCoefficients(constant_s=0.008, linear_s=4e-5, context_s=2e-7), max_running=24
 )
 SLOS: tuple[dict[str, float] | None, ...] = ({"ttft_s": 5.0, "tbt_s": 1.0}, {"ttlt_s": 120.0}, None)
+PROGRAMS = ("first", "second")
 AGENTS = ("agent-a0", "agent-a1", "agent-a2")
 DISTURBANCES = (
     ("kill", "agent-a0"),
@@ -65,15 +63,7 @@ DISTURBANCES = (
     ("freeze", "agent-a0"),
 )
 """What happens to which process, in turn."""
-HERE = Path(__file__).parent
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drivers:
-    """Commands that submit requests through each client."""
-
-    python: tuple[str, ...]
-    javascript: tuple[str, ...]
+CLIENT = Path(__file__).parent / "storm_client.py"
 
 
 async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
@@ -83,30 +73,18 @@ async def run(*, seed: int, quick: bool, broker: str | None) -> Result:
         raise SettingsError("this benchmark restarts its broker: install rabbitmq-server")
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
-        wheel, tarball = build_wheel(root / "dist"), build_npm(root / "dist")
-        drivers = drivers_with(
-            python_with(wheel, root / "python"), node_with(tarball, root / "node")
-        )
-        return await storm(drivers, root, num_requests=200 if quick else 2500, seed=seed)
+        python = python_with(build_wheel(root / "dist"), root / "python")
+        return await storm(python, root, num_requests=200 if quick else 2500, seed=seed)
 
 
-def drivers_with(interpreter: Path, node_folder: Path) -> Drivers:
-    """The drivers, with a Python that has the wheel and a folder that has the npm package."""
-    program = shutil.copy(HERE / "storm_client.mjs", node_folder)
-    return Drivers(
-        python=(str(interpreter), "-I", str(HERE / "storm_client.py")),
-        javascript=("node", str(program)),
-    )
-
-
-async def storm(drivers: Drivers, root: Path, *, num_requests: int, seed: int) -> Result:
+async def storm(python: Path, root: Path, *, num_requests: int, seed: int) -> Result:
     """
-    Serve *num_requests*, half of them from each client, while processes are disturbed.
+    Serve *num_requests*, half of them from each program, while processes are disturbed.
 
     Args:
-        drivers: Commands of both clients.
+        python: Interpreter that has the wheel.
         root: Folder for the files of the broker and the mesh.
-        num_requests: Number of requests of both clients together.
+        num_requests: Number of requests of both programs together.
         seed: Seed of the disturbances and their times.
     """
     each = [job(number) for number in range(num_requests // 2)]
@@ -116,25 +94,23 @@ async def storm(drivers: Drivers, root: Path, *, num_requests: int, seed: int) -
         havoc = asyncio.create_task(_havoc(mesh, node, random, stop), name="havoc")
         try:
             answers = await asyncio.gather(
-                _drive(drivers.python, node.url, each), _drive(drivers.javascript, node.url, each)
+                *(_drive(python, name, node.url, each) for name in PROGRAMS)
             )
         finally:
             stop.set()
             disturbances = await havoc
     result = Result(name="storm", seed=seed, quick=num_requests < 2500)
     result.figures["disturbances"] = dict(disturbances)
-    for name, found in zip(("Python", "JavaScript"), answers, strict=True):
+    for name, found in zip(PROGRAMS, answers, strict=True):
         result.figures |= {
             f"answers, {name}": sum("error" not in answer for answer in found),
             f"errors, {name}": dict(Counter(a["error"] for a in found if "error" in a)),
         }
         result.lines += lines(name, found, len(each))
-    python, javascript = (
-        {answer["number"]: answer.get("tokens") for answer in found} for found in answers
-    )
-    unequal = sum(python.get(number) != javascript.get(number) for number in range(len(each)))
+    one, other = ({answer["number"]: answer.get("tokens") for answer in found} for found in answers)
+    unequal = sum(one.get(number) != other.get(number) for number in range(len(each)))
     result.lines.append(
-        Line(name="answers that differ between the clients", value=float(unequal), bound=0.0)
+        Line(name="answers that differ between the programs", value=float(unequal), bound=0.0)
     )
     return result
 
@@ -155,7 +131,7 @@ def job(number: int) -> dict[str, Any]:
 
 
 def lines(name: str, answers: Sequence[dict[str, Any]], expected: int) -> list[Line]:
-    """Acceptance lines of one client: lost and doubled answers, and streams unlike their final."""
+    """Acceptance lines of one program: lost and doubled answers, and streams unlike their final."""
     good = [answer for answer in answers if "error" not in answer]
     lost = expected - len({answer["number"] for answer in good})
     doubled = len(good) - len({answer["number"] for answer in good})
@@ -194,16 +170,18 @@ async def _mesh(root: Path) -> AsyncIterator[tuple[PrivateNode, ProcessMesh]]:
 
 
 async def _drive(
-    command: Sequence[str], url: str, jobs: Sequence[dict[str, Any]]
+    python: Path, name: str, url: str, jobs: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """
-    Answers of one client.
+    Answers of one program.
 
     Raises:
-        MeshError: Its program fails.
+        MeshError: It fails.
     """
     process = await asyncio.create_subprocess_exec(
-        *command, url, str(LIMIT_S), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        *(str(python), "-I", str(CLIENT), url, str(LIMIT_S), name),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
     )
     try:
         output, _ = await process.communicate("\n".join(map(json.dumps, jobs)).encode())
@@ -212,7 +190,7 @@ async def _drive(
             process.kill()
             await process.wait()
     if process.returncode:
-        raise MeshError(f"{command[-1]} ended with code {process.returncode}")
+        raise MeshError(f"{CLIENT.name} ended with code {process.returncode}")
     return [json.loads(line) for line in output.splitlines()]
 
 

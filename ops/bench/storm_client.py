@@ -1,8 +1,8 @@
 """
 Submits requests through the wheel `headway-client`, and prints one JSON line per answer.
 
-`ops.bench.storm` starts this program with an interpreter that has the wheel and nothing else of
-this repository. It reads requests as JSON lines: `number`, `at_s` (seconds from the start) and
+`ops.bench.storm` starts this program twice, with an interpreter that has the wheel and nothing else
+of this repository. It reads requests as JSON lines: `number`, `at_s` (seconds from the start) and
 `fields`.
 """
 
@@ -31,12 +31,12 @@ async def ask(client: Client, job: dict[str, Any], limit_s: float) -> None:
     print(json.dumps(answer), flush=True)
 
 
-async def main(url: str, limit_s: float) -> None:
+async def main(url: str, limit_s: float, name: str) -> None:
     jobs = [json.loads(line) for line in sys.stdin]
-    async with connect(url, name="storm-python", give_up_after_s=limit_s) as client:
+    async with connect(url, name=f"storm-{name}", give_up_after_s=limit_s) as client:
         await asyncio.gather(*(ask(client, job, limit_s) for job in jobs))
 
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)  # the broker is lost on purpose
-    asyncio.run(main(sys.argv[1], float(sys.argv[2])))
+    asyncio.run(main(sys.argv[1], float(sys.argv[2]), sys.argv[3]))

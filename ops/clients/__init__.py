@@ -1,1 +1,1 @@
-"""Packages for programs that use a mesh over AMQP, for Python and JavaScript."""
+"""The package for Python programs that use a mesh over AMQP."""

@@ -1,4 +1,4 @@
-"""What the builders of both packages need: the version, and programs with readable failures."""
+"""What builders of packages need: the version, and programs with readable failures."""
 
 import subprocess
 import tomllib
@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def version() -> str:
-    """Version of the project, which is also that of its clients."""
+    """Version of the project, which is also that of its client."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return str(project["version"])
 

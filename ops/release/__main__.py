@@ -1,9 +1,9 @@
 """
 Make all artefacts of a release of the version in pyproject.toml.
 
-The folder gets the wheels, the npm package, an archive with the compose file and all that it
-mounts, an archive with the Kubernetes objects, a bill of materials, the notes of the version, and
-SHA256SUMS. Images are built where a container engine answers.
+The folder gets the wheels, an archive with the compose file and all that it mounts, an archive with
+the Kubernetes objects, a bill of materials, the notes of the version, and SHA256SUMS. Images are
+built where a container engine answers.
 """
 
 import argparse
@@ -13,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 
-from ops.clients.npm import build_npm
 from ops.clients.packing import version
 from ops.clients.wheel import build_wheel
 from ops.release.archives import compose_archive, kubernetes_archive
@@ -24,7 +23,6 @@ from shared.contracts.errors import MeshError
 STEPS: dict[str, Callable[[Path], Path]] = {
     "wheel of the services": headway_wheel,
     "wheel of the client": build_wheel,
-    "npm package of the client": build_npm,
     "compose archive": compose_archive,
     "Kubernetes archive": kubernetes_archive,
     "bill of materials": bill_of_materials,

@@ -1,4 +1,4 @@
-"""A mesh for clients, and both built packages, each in an environment that holds nothing else."""
+"""A mesh for clients, and the built wheel in an environment that holds nothing else."""
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -7,13 +7,11 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from ops.clients.installed import node_with, python_with
-from ops.clients.npm import build_npm
+from ops.clients.installed import python_with
 from ops.clients.wheel import build_wheel
 from services.mesh.processes import ProcessMesh
 from tests.brokers import RabbitServer, rabbit_targets
 from tests.e2e.meshes import mesh_spec
-from tests.requirements import program
 from tests.stores import migrated_settings
 
 
@@ -39,11 +37,3 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Interpreter of an environment with the wheel alone."""
     return python_with(wheel, tmp_path_factory.mktemp("python") / "venv")
-
-
-@pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with the npm package alone."""
-    program("npm", "npm")
-    tarball = build_npm(tmp_path_factory.mktemp("dist"))
-    return node_with(tarball, tmp_path_factory.mktemp("node"))

@@ -4,7 +4,6 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,21 +21,20 @@ PAGE = ROOT / "ops/docs/clients.md"
 NUM_LINES = 12
 
 
-def programs(language: str) -> list[str]:
+def programs() -> list[str]:
     """Blocks of code of the page's section `Programs`."""
     section = PAGE.read_text().split("\n## ")[1]
     assert section.startswith("Programs")
-    return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
 
 
-async def run(command: Sequence[str | Path], program: str, mesh: ProcessMesh, folder: Path) -> str:
+async def run(python: Path, program: str, mesh: ProcessMesh, folder: Path) -> str:
     """Output of a program of the page, on the mesh's broker."""
     assert "amqp://guest:guest@127.0.0.1:5672/" in program
-    name = folder / "program.mjs"
+    name = folder / "program.py"
     name.write_text(program.replace("amqp://guest:guest@127.0.0.1:5672/", mesh.spec.broker))
     process = await asyncio.create_subprocess_exec(
-        *map(str, command),
-        str(name),
+        *(str(python), "-I", str(name)),
         cwd=folder,
         env={"PATH": os.environ["PATH"], "HOME": str(folder)},
         stdout=asyncio.subprocess.PIPE,
@@ -49,15 +47,15 @@ async def run(command: Sequence[str | Path], program: str, mesh: ProcessMesh, fo
 
 
 async def test_the_programs_are_short_and_name_the_default_broker() -> None:
-    found = [*programs("python"), *programs("js")]
+    found = programs()
 
-    assert len(found) == 3
+    assert len(found) == 2
     assert max(len(re.findall(r"^.+$", program, re.MULTILINE)) for program in found) <= NUM_LINES
     assert all(DEFAULT_AMQP_URL in program for program in found)
 
 
 async def test_the_asyncio_program_streams(mesh: ProcessMesh, python: Path, tmp_path: Path) -> None:
-    output = await run((python, "-I"), programs("python")[0], mesh, tmp_path)
+    output = await run(python, programs()[0], mesh, tmp_path)
 
     assert "Usage(prompt_tokens=" in output
     # Sampled answers may end before their limit.
@@ -67,13 +65,6 @@ async def test_the_asyncio_program_streams(mesh: ProcessMesh, python: Path, tmp_
 async def test_the_program_without_asyncio_waits(
     mesh: ProcessMesh, python: Path, tmp_path: Path
 ) -> None:
-    output = await run((python, "-I"), programs("python")[1], mesh, tmp_path)
+    output = await run(python, programs()[1], mesh, tmp_path)
 
     assert output.count("\n") >= 2
-
-
-async def test_the_node_program_streams(mesh: ProcessMesh, node: Path) -> None:
-    output = await run(("node",), programs("js")[0], mesh, node)
-
-    assert re.search(r"completion_tokens: [1-8]\b", output)
-    assert "attained: " in output

@@ -10,13 +10,11 @@ import pytest
 
 from ops.clients.packing import ROOT, version
 from ops.release.files import bill_of_materials
-from tests.requirements import program
 
 pytestmark = pytest.mark.slow
 
 
 def test_a_release_has_all_artefacts_and_their_digests(tmp_path: Path):
-    program("npm", "npm")
     done = subprocess.run(
         [sys.executable, "-m", "ops.release", "--out", tmp_path, "--images", "no", "--json"],
         cwd=ROOT, capture_output=True, text=True, check=False,
