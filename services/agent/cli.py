@@ -153,11 +153,6 @@ for function, name, text in (
         "Order an LLM serving operation of one instance.",
     ),
     (
-        "services.agent.verbs.cli_replay:replay",
-        "replay",
-        "Run the recorded events of an agent through its instance, and print its decisions.",
-    ),
-    (
         "services.agent.verbs.cli_check_engine:check_engine",
         "check-engine",
         "Check vLLM on this machine's device: tests, benches, one report (needs a checkout).",

@@ -1,4 +1,4 @@
-"""Recorded events of an instance: written by the shell, read by `headway-agent replay`."""
+"""Recorded events of an instance, with which its decisions can be repeated."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -55,31 +55,11 @@ class Recording:
 
 
 def records(path: Path) -> Iterator[Record]:
-    """
-    The records of a file; a last record that was not written whole is left out.
-
-    Raises:
-        SettingsError: The file cannot be read, or this version did not write it; the message
-            names the file and the record.
-    """
-    number = 1
-    try:
-        with path.open("rb") as file:
-            left = path.stat().st_size
-            while left >= _LENGTH_BYTES:
-                size = int.from_bytes(file.read(_LENGTH_BYTES))
-                left -= _LENGTH_BYTES + size
-                if left < 0:
-                    break
+    """The records of a file; a last record that was not written whole is left out."""
+    left = path.stat().st_size
+    with path.open("rb") as file:
+        while left >= _LENGTH_BYTES:
+            size = int.from_bytes(file.read(_LENGTH_BYTES))
+            left -= _LENGTH_BYTES + size
+            if left >= 0:
                 yield _decoder.decode(file.read(size))
-                number += 1
-    except OSError as error:
-        raise SettingsError(f"cannot read {path}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
-        raise SettingsError(
-            f"{path}, record {number}: it was not recorded by this version: {error}"
-        ) from error
-    if number == 1:
-        raise SettingsError(
-            f"{path}, record 1: it is not whole; give a file of the agent's setting `record`"
-        )

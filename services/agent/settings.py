@@ -106,8 +106,8 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """
     record: NonEmpty | None = None
     """
-    File to which the agent appends every event of its instance, for `headway-agent replay`. The
-    file has the prompts and grows without limit.
+    File to which the agent appends every event of its instance, from which its decisions can be
+    repeated. The file has the prompts and grows without limit.
     """
     orphan_patience_s: Annotated[float, Meta(gt=0)] = 10.0
     """Time without a plan and without work after which the agent looks for work of other models."""

@@ -1,12 +1,10 @@
 """The start of an agent, and its recorded events."""
 
 import asyncio
-import json
 from pathlib import Path
 
 import pytest
 
-from services.agent.cli import main
 from services.agent.recording import Begin, records
 from shared.contracts.base import ModelName, Seconds
 from shared.contracts.errors import EngineError, SettingsError
@@ -79,41 +77,6 @@ async def test_record_that_was_not_written_whole_is_left_out(recorded: Path):
     recorded.write_bytes(recorded.read_bytes()[:-3])
 
     assert list(records(recorded)) == whole[:-1]
-
-
-async def test_replay_prints_the_events_of_a_request_with_their_commands(
-    recorded: Path, capsys: pytest.CaptureFixture[str]
-):
-    assert main(["replay", str(recorded), "--about", "two"]) == 0
-    lines = [line.split("(")[0].split()[-1] for line in capsys.readouterr().out.splitlines()]
-    assert main(["replay", str(recorded), "--about", "two", "--json"]) == 0
-    first = json.loads(capsys.readouterr().out.splitlines()[0])
-
-    assert lines[:2] == ["Delivered", "Submit"]
-    assert "Depart" in lines
-    assert first["event"].startswith("Delivered(")
-    assert first["commands"][0].startswith("Submit(")
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (None, "cannot read"),
-        (b"\x00\x00\x00\x01\xff", "events, record 1: it was not recorded by this version"),
-        (b"root:x:0:0:root:/root:/bin/bash\n", "events, record 1: it is not whole; give a file"),
-        (b"", "events, record 1: it is not whole; give a file"),
-    ],
-    ids=["absent", "other contents", "text", "empty"],
-)
-def test_file_that_is_not_a_recording_is_refused(
-    tmp_path: Path, body: bytes | None, message: str, capsys: pytest.CaptureFixture[str]
-):
-    path = tmp_path / "events"
-    if body is not None:
-        path.write_bytes(body)
-
-    assert main(["replay", str(path)]) == 2
-    assert message in capsys.readouterr().err
 
 
 async def test_recording_that_cannot_be_written_is_a_settings_error(
