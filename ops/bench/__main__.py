@@ -20,7 +20,7 @@ BENCHES = (
     "lso", "planner", "quartz", "routed", "completion", "router_cost", "scheduler_cost",
     "latency_model", "surface", "instance", "ends", "tenants", "repeats", "batches",
     "batch_windows", "tracing", "storm", "lost_nodes", "console", "story_cost", "attach_simulated",
-    "large_texts", "replays",
+    "large_texts", "replays", "install",
 )  # fmt: skip
 """
 Modules of this package that have a function `run`; a module is imported when its benchmark runs.
