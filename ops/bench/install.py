@@ -47,6 +47,9 @@ MOST_INSTALL_S, MOST_START_S, MOST_MEMORY_MB = 60.0, 2.0, 120.0
 STARTS = 5
 MANY_MODELS = 20
 VOCABULARY = 128_000
+INSTALL = ("install", "--no-compile")
+"""Arguments of README's pip. Modules are compiled when they are first imported."""
+UP = ("up", "--broker", EMBEDDED, "--engine", "simulated")
 WITHOUT = ("torch", "vllm")
 """Modules that only the extra `vllm` installs."""
 READY_S: Seconds = 120.0
@@ -160,7 +163,7 @@ def installation(root: Path) -> Installed:
     made = time.monotonic()
     say("pip install")
     python = folder / "bin" / "python"
-    pip = (str(python), "-m", "pip", "install", "--quiet", "--no-cache-dir")
+    pip = (str(python), "-m", "pip", *INSTALL, "--quiet", "--no-cache-dir")
     run_builder([*pip, f"{wheel}[mesh]"], root)
     installed = time.monotonic()
     say("headway up")
@@ -187,7 +190,7 @@ def _mesh(headway: Path, port: int, root: Path) -> Iterator[subprocess.Popen[str
     folder = root / "mesh"
     folder.mkdir()
     environ = {name: each for name, each in os.environ.items() if not name.startswith("HEADWAY_")}
-    command = (headway, "up", "--broker", EMBEDDED, "--engine", "simulated", "--port", str(port))
+    command = (headway, *UP, "--port", str(port))
     with (folder / "up.log").open("w+") as log:
         process = subprocess.Popen(command, cwd=folder, env=environ, stderr=log, text=True)
         try:

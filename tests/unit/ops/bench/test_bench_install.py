@@ -1,14 +1,15 @@
-"""The models of the bench of installations, and its report."""
+"""The bench of installations: its commands, its models and its report."""
 
 from pathlib import Path
 
 import pytest
 
 from ops.bench import install
-from ops.bench.install import Installed, Started, many_models, report
+from ops.bench.install import INSTALL, UP, Installed, Started, many_models, report
 from ops.bench.result import Result
 from shared.models.registry import ModelRegistry
 from shared.models.tokenizer import Tokenizer
+from tests.unit.ops.deployment import ROOT
 
 GATEWAY = Started(ready_s=1.0, peak_mb=100.0, tokenizers=False)
 FAST = Installed(
@@ -20,6 +21,17 @@ def verdicts(starts: list[Started], installed: Installed | None) -> list[bool | 
     result = Result(name="install", seed=0, quick=installed is None)
     report(result, starts, installed)
     return [line.holds for line in result.lines]
+
+
+def test_the_measured_commands_are_the_first_of_the_readme():
+    first = (ROOT / "README.md").read_text().split("```sh\n")[1].partition("```")[0]
+
+    lines = [line.partition("#")[0].rstrip() for line in first.splitlines()]
+    assert lines == [
+        "python3 -m venv .venv",
+        f".venv/bin/pip {' '.join(INSTALL)} '.[mesh]'",
+        f".venv/bin/headway {' '.join(UP)}",
+    ]
 
 
 def test_each_model_has_a_tokenizer_with_a_large_vocabulary(
