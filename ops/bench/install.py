@@ -170,7 +170,7 @@ def installation(root: Path) -> Installed:
     url = f"http://127.0.0.1:{(port := free_port())}"
     with _mesh(folder / "bin" / "headway", port, root) as mesh:
         started = time.monotonic()
-        _await_ready(url, mesh)
+        _await_ready(url, mesh, root / "mesh" / "up.log")
         ready = time.monotonic()
         _ask(url)
         answered = time.monotonic()
@@ -191,7 +191,7 @@ def _mesh(headway: Path, port: int, root: Path) -> Iterator[subprocess.Popen[str
     folder.mkdir()
     environ = {name: each for name, each in os.environ.items() if not name.startswith("HEADWAY_")}
     command = (headway, *UP, "--port", str(port))
-    with (folder / "up.log").open("w+") as log:
+    with (folder / "up.log").open("w") as log:
         process = subprocess.Popen(command, cwd=folder, env=environ, stderr=log, text=True)
         try:
             yield process
@@ -204,7 +204,7 @@ def _mesh(headway: Path, port: int, root: Path) -> Iterator[subprocess.Popen[str
                 process.wait()
 
 
-def _await_ready(url: str, mesh: subprocess.Popen[str]) -> None:
+def _await_ready(url: str, mesh: subprocess.Popen[str], log: Path) -> None:
     give_up_at = time.monotonic() + READY_S
     while mesh.poll() is None and time.monotonic() < give_up_at:
         try:
@@ -212,7 +212,9 @@ def _await_ready(url: str, mesh: subprocess.Popen[str]) -> None:
                 return
         except OSError:
             time.sleep(_POLL_S)
-    raise EngineError("the installed mesh is not ready")
+    raise EngineError(
+        f"the installed mesh is not ready; the end of its log:\n{log.read_text()[-2000:]}"
+    )
 
 
 def _ask(url: str) -> None:
