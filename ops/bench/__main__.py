@@ -18,7 +18,7 @@ from shared.runtime.logging import configure_logging
 BENCHES = (
     "overhead", "backlog", "pulling", "lanes", "qoserve", "conserve", "qlm", "fleet", "engine",
     "lso", "planner", "quartz", "routed", "completion", "router_cost", "scheduler_cost",
-    "latency_model", "surface", "instance", "ends", "tenants", "repeats", "batches",
+    "latency_model", "surface", "road", "instance", "ends", "tenants", "repeats", "batches",
     "batch_windows", "tracing", "storm", "lost_nodes", "console", "story_cost", "attach_simulated",
     "large_texts", "replays", "install",
 )  # fmt: skip
