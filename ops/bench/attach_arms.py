@@ -182,7 +182,6 @@ def mesh_spec(
         registry=registry,
         log_dir=directory / f"log-{len(servers)}",
         gateway_port=free_port(),
-        gateway={"front": "bodies"},
         log_level="warning",
         agents=agents,
     )

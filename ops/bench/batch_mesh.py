@@ -70,7 +70,7 @@ async def batch_mesh(engine: SimulatedSettings, url: str | None = None) -> Async
                 registry=make_tiny_models(root / "models", weights=False),
                 log_dir=root / "log",
                 gateway_port=free_port(),
-                gateway={"front": "bodies", "store": store, "batches": batches},
+                gateway={"store": store, "batches": batches},
                 planner={"store": store},
                 log_level="warning",
                 agents=tuple(simulated_agent(f"a{n}", engine) for n in range(2)),

@@ -6,11 +6,12 @@ The first part makes a new virtual environment, installs the wheel of this check
 pip's cache is not used, so packages are downloaded, unless the machine's settings of pip name a
 folder that has them. Building the wheel does not count.
 
-The second part starts a gateway with the front `bodies` alone, on RabbitMQ, with 20 models whose
+The second part starts a gateway alone, on RabbitMQ, with 20 models whose
 vocabularies have 128,000 entries. Such a gateway reads no tokenizers. As in an installation, its
 modules are compiled before: a start that is not counted does it.
 """
 
+import asyncio
 import json
 import os
 import signal
@@ -21,8 +22,8 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,11 @@ import psutil
 
 from ops.bench.progress import say
 from ops.bench.result import Line, Result, spread
-from ops.bench.surface import gateway
 from ops.clients.packing import run_builder
 from ops.environment import broker_for
 from ops.ports import free_port
 from ops.release.files import headway_wheel
+from services.mesh.processes import MeshProcess
 from services.mesh.spec import EMBEDDED, MeshSpec
 from shared.contracts.base import ModelName, Seconds
 from shared.contracts.errors import EngineError, SettingsError
@@ -207,11 +208,9 @@ def _mesh(headway: Path, port: int, root: Path) -> Iterator[subprocess.Popen[str
 def _await_ready(url: str, mesh: subprocess.Popen[str], log: Path) -> None:
     give_up_at = time.monotonic() + READY_S
     while mesh.poll() is None and time.monotonic() < give_up_at:
-        try:
-            with urllib.request.urlopen(f"{url}/ready", timeout=READY_S):
-                return
-        except OSError:
-            time.sleep(_POLL_S)
+        if _is_ready(url):
+            return
+        time.sleep(_POLL_S)
     raise EngineError(
         f"the installed mesh is not ready; the end of its log:\n{log.read_text()[-2000:]}"
     )
@@ -268,23 +267,58 @@ async def _starts(root: Path, broker: str, seed: int) -> list[Started]:
     found = []
     for number in range(1 + STARTS):
         name = f"gateway-{number}"
-        async with gateway(spec, name, front="bodies", registry=registry) as front:
-            with urllib.request.urlopen(f"{front.url}/v1/models", timeout=READY_S) as answer:
+        began = time.monotonic()
+        async with _gateway(spec, name) as (process, url):
+            ready_s = time.monotonic() - began
+            with urllib.request.urlopen(f"{url}/v1/models", timeout=READY_S) as answer:
                 listed = len(json.load(answer)["data"])
             if listed != MANY_MODELS:
                 raise EngineError(f"the gateway lists {listed} models instead of {MANY_MODELS}")
             found.append(
                 Started(
-                    ready_s=front.ready_s,
-                    peak_mb=_peak_mb(front.pid),
+                    ready_s=ready_s,
+                    peak_mb=_peak_mb(process.pid),
                     tokenizers=any(
                         "/tokenizers/" in each.path
-                        for each in psutil.Process(front.pid).memory_maps()
+                        for each in psutil.Process(process.pid).memory_maps()
                     ),
                 )
             )
         say(f"start {number} of {STARTS}")
     return found[1:]
+
+
+@asynccontextmanager
+async def _gateway(spec: MeshSpec, name: str) -> AsyncIterator[tuple[MeshProcess, str]]:
+    """
+    A gateway that is ready, and its URL.
+
+    Raises:
+        EngineError: The gateway has ended.
+    """
+    port = free_port()
+    service, settings = spec.service_settings()["gateway"]
+    process = MeshProcess(
+        name, service=service, settings=settings | {"port": port}, directory=spec.log_dir
+    )
+    url = f"http://127.0.0.1:{port}"
+    await process.start()
+    try:
+        while not await asyncio.to_thread(_is_ready, url):
+            if not process.running:
+                raise EngineError(f"the gateway has ended:\n{process.last_lines()}")
+            await asyncio.sleep(_POLL_S)
+        yield process, url
+    finally:
+        await process.stop()
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/ready", timeout=READY_S):
+            return True
+    except OSError:
+        return False
 
 
 def _peak_mb(pid: int) -> float:

@@ -164,7 +164,6 @@ async def _doors(root: Path, url: str) -> AsyncIterator[tuple[Producer, httpx.As
         registry=make_tiny_models(root / "models", weights=False),
         log_dir=root / "log",
         gateway_port=free_port(),
-        gateway={"front": "bodies"},
         log_level="warning",
         agents=tuple(simulated_agent(f"a{number}", ENGINE) for number in range(NUM_AGENTS)),
         groupers=2,

@@ -84,7 +84,7 @@ async def bench_mesh(
             registry=make_tiny_models(root / "models", weights=_real(agents)),
             log_dir=root / "log",
             gateway_port=free_port(),
-            gateway={"front": "bodies"} | (gateway or {}),
+            gateway=gateway or {},
             log_level="warning",
             agents=agents,
             planner=planner or {},

@@ -211,7 +211,6 @@ async def _served(asked: list[Asked]) -> Record:
             registry=make_tiny_models(root / "models", weights=False),
             log_dir=root / "log",
             gateway_port=free_port(),
-            gateway={"front": "bodies"},
             log_level="error",
             agents=tuple(
                 simulated_agent(f"agent-{number}", ENGINE, model)

@@ -166,7 +166,7 @@ async def _mesh_on(node: PrivateNode, root: Path) -> AsyncIterator[_Rig]:
         registry=make_tiny_models(root / "models", weights=False),
         log_dir=root / "log",
         gateway_port=free_port(),
-        gateway={"front": "bodies", "api_keys": {TENANT: TENANT}, "store": store},
+        gateway={"api_keys": {TENANT: TENANT}, "store": store},
         planner={"store": store},
         log_level="warning",
         agents=tuple(simulated_agent(f"a{n}", SimulatedSettings()) for n in range(2)),

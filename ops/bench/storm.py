@@ -157,7 +157,6 @@ async def _mesh(root: Path) -> AsyncIterator[tuple[PrivateNode, ProcessMesh]]:
             registry=make_tiny_models(root / "models", weights=False),
             log_dir=root / "log",
             gateway_port=free_port(),
-            gateway={"front": "bodies"},
             log_level="warning",
             agents=tuple(simulated_agent(name.removeprefix("agent-"), ENGINE) for name in AGENTS),
             groupers=2,

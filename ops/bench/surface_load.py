@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import psutil
 
 from shared.contracts.base import Seconds
 from shared.contracts.errors import EngineError
@@ -59,20 +58,13 @@ KINDS: dict[str, Callable[[str], Body]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """Answers to one kind of requests by one front."""
+    """Answers to one kind of requests by one server."""
 
-    cpu_s: Seconds
-    """CPU time of the front's process, without its children."""
     requests: int
     events: int
     tokens: int
     first_ms: float
     """Mean time to the first event of streamed answers."""
-
-    @property
-    def cpu_ms(self) -> float:
-        """CPU time per request in milliseconds."""
-        return 1e3 * self.cpu_s / self.requests
 
 
 def bodies(kind: str, model: str, number: int, seed: int) -> list[Body]:
@@ -93,19 +85,17 @@ def bodies(kind: str, model: str, number: int, seed: int) -> list[Body]:
     return made
 
 
-async def served(url: str, pid: int, asked: Sequence[Body]) -> Served:
+async def served(url: str, asked: Sequence[Body]) -> Served:
     """
-    Send *asked* to the front at *url*, `CONCURRENCY` at a time.
+    Send *asked* to the server at *url*, `CONCURRENCY` at a time.
 
     Args:
-        url: Base URL of the front.
-        pid: Process of the front, whose CPU time is measured.
+        url: Base URL of the server.
         asked: Bodies of chat completions.
 
     Raises:
         EngineError: An answer is an error.
     """
-    front = psutil.Process(pid)
     room = asyncio.Semaphore(CONCURRENCY)
     first_s: list[Seconds] = []
     async with httpx.AsyncClient(base_url=url, timeout=120.0) as client:
@@ -123,11 +113,8 @@ async def served(url: str, pid: int, asked: Sequence[Body]) -> Served:
                 raise EngineError(f"{url}: {answer.status_code} {content[:300]!r}")
             return _events(content), _tokens(content)
 
-        before_s = _own_s(front)
         counts = await asyncio.gather(*(one(body) for body in asked))
-        cpu_s = _own_s(front) - before_s
     return Served(
-        cpu_s=cpu_s,
         requests=len(asked),
         events=sum(events for events, _ in counts),
         tokens=sum(tokens for _, tokens in counts),
@@ -144,8 +131,3 @@ def _tokens(content: bytes) -> int:
     """Number of generated tokens, as the answer reports it."""
     _, _, rest = content.rpartition(b'"completion_tokens":')
     return int(rest.partition(b",")[0].partition(b"}")[0])
-
-
-def _own_s(process: psutil.Process) -> Seconds:
-    times = process.cpu_times()
-    return float(times.user + times.system)

@@ -94,7 +94,7 @@ async def _mesh(broker: str | None) -> AsyncIterator[_Rig]:
             registry=make_tiny_models(root / "models", weights=False),
             log_dir=root / "log",
             gateway_port=free_port(),
-            gateway={"front": "bodies", "api_keys": {name: name for name in (LIMITED, BATCH)}},
+            gateway={"api_keys": {name: name for name in (LIMITED, BATCH)}},
             log_level="warning",
             agents=tuple(simulated_agent(f"a{n}", SimulatedSettings()) for n in range(2)),
             groupers=3,

@@ -29,7 +29,7 @@ BENCHES = {
     "engine": "Headway's policy inside the engine against vLLM's own policies, under equal loads.",
     "lso": "Cost and gain of swaps between models, KV checkpoints and preemption between layers, "
     "as far as the engine has them on this device.",
-    "surface": "CPU time of the HTTP front against vLLM's own API server; needs RabbitMQ.",
+    "surface": "CPU time of the mesh against `vllm serve`; needs RabbitMQ.",
 }
 
 

@@ -124,26 +124,17 @@ EXPLANATIONS: Mapping[str, Mapping[str, str]] = {
         "slowest first tokens beside a large best-effort prefill.",
     },
     "bench surface": {
-        r"memory and start": "Time until a gateway with the front vllm is ready, and its memory, "
-        "with one and with twenty models.",
-        r"CPU ms per request, (vllm serve|front vllm|front bodies), .*": "CPU time of the HTTP "
-        "server process for one request of that kind: median and range over rounds.",
-        r"CPU ms per request, agent with engine, .*": "CPU time of the agent and its engine for "
-        "one request; on a GPU without the device's time.",
-        r"CPU ms per request, broker, .*": "CPU time of RabbitMQ for one request.",
-        r"CPU ms per request, all processes, .*": "CPU time of gateway, agent with engine and "
-        "broker for one request through one front of the mesh.",
-        r"first event, .*": "Time from the request to the first event of a streamed answer, and "
-        "how much later it is with the front bodies.",
-        r"CPU per request of all processes, .*": "CPU time of all processes with the front bodies, "
-        "over that with the front vllm.",
-        r"ratio, .*": "CPU time of the front vllm divided by that of vllm serve, median and range "
-        "over rounds.",
-        r"events per streamed answer": "Number of events in which a streamed answer arrives.",
-        r"CPU per request, front over `vllm serve`, median of rounds": "What the mesh's front adds "
-        "to vLLM's own HTTP server: 1.4 means 40 % more CPU time.",
-        r"CPU per request, front over `vllm serve`, worst kind": "The same for the kind of request "
-        "with the highest ratio.",
+        r"CPU ms per request, .*, (gateway|broker|server with engine|agent with engine)": "CPU "
+        "time of the process and its children for one request, median and range over rounds and "
+        "kinds; on a GPU without the device's time.",
+        r"CPU ms per request, .*, all processes": "The sum of them.",
+        r"first event, ms, .*": "Time from the request to the first event of a streamed answer.",
+        r"events per streamed answer, .*": "Number of events in which a streamed answer arrives.",
+        r"CPU, mesh over `vllm serve`, .*": "CPU time of all processes of the mesh, over that of "
+        "vllm serve, for one kind of request.",
+        r"CPU per request of all processes, mesh over `vllm serve`, .*": "What the mesh adds to "
+        "vLLM's own server: 1.4 means 40 % more CPU time.",
+        r"first event, mesh after `vllm serve`, .*": "How much later the mesh's first event is.",
         r"rounds of a kind with another number of tokens": "Rounds in which the two servers "
         "generated different numbers of tokens; must be 0.",
     },

@@ -77,7 +77,6 @@ class Arm:
             log_dir=log_dir / self.name,
             gateway_port=free_port(),
             # The demo compares orders of service; vLLM's application would need a third core.
-            gateway={"front": "bodies"},
             planner=dict(self.planner),
             layout=self.layout,
             agents=tuple(

@@ -1,8 +1,8 @@
 """
-Sends random bodies to a mesh with the front `vllm`, and checks what the mesh answers.
+Sends random bodies to a mesh, and checks what the mesh answers.
 
 No body may get a status of 500 or above, no request may stay in the mesh, and the gateway's memory
-may not grow. Bodies come from the gateway's own OpenAPI document. The result is appended to
+may not grow. Bodies come from the OpenAPI document of vLLM's own server. The result is appended to
 `results/fuzz.jsonl` with the commit of the code.
 """
 
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -23,11 +24,12 @@ import psutil
 
 from ops.bench.progress import say
 from ops.environment import broker_for
-from ops.fuzz.bodies import Bodies, Body
+from ops.fuzz.bodies import Bodies, Body, vllm_document
 from ops.ports import free_port
 from services.mesh.processes import ProcessMesh
 from services.mesh.queues import count_queues
 from services.mesh.spec import AgentSpec, MeshSpec
+from shared.contracts.base import ModelName
 from shared.contracts.lanes import LaneLayout
 from shared.models.registry import ModelRegistry
 from shared.models.tiny import TINY_MODELS, make_tiny_models
@@ -70,8 +72,8 @@ class Outcome:
     """Queue -> number of requests that stay in it."""
 
 
-async def fuzz(spec: MeshSpec, number: int, seed: int) -> Outcome:
-    """Send *number* random bodies to the mesh *spec*."""
+async def fuzz(spec: MeshSpec, bodies: Iterator[tuple[str, Body]], number: int) -> Outcome:
+    """Send *number* of *bodies* to the mesh *spec*."""
     found, room = Outcome(), asyncio.Semaphore(IN_FLIGHT)
     async with (
         ProcessMesh(spec) as mesh,
@@ -90,8 +92,6 @@ async def fuzz(spec: MeshSpec, number: int, seed: int) -> Outcome:
             if status >= httpx.codes.INTERNAL_SERVER_ERROR:
                 found.failures.append({"route": route, "body": body, "answer": text[:500]})
 
-        document = (await client.get("/openapi.json")).json()
-        bodies = iter(Bodies(document, VALID, seed))
         gateway = psutil.Process(mesh.processes["gateway"].pid)
         for tenth in range(10):
             await asyncio.gather(*(one(*each) for each in islice(bodies, number // 10)))
@@ -165,7 +165,6 @@ def main() -> int:
             registry=make_tiny_models(root / "m", weights=options.engine == "vllm", models=models),
             log_dir=root / "log",
             gateway_port=free_port(),
-            gateway={"front": "vllm"},
             log_level="warning",
             agents=(
                 AgentSpec(
@@ -173,7 +172,9 @@ def main() -> int:
                 ),
             ),
         )
-        found = report(asyncio.run(fuzz(spec, options.bodies, options.seed)), options)
+        document = vllm_document(ModelRegistry.load(spec.registry).entry(ModelName(MODEL)))
+        bodies = iter(Bodies(document, VALID, options.seed))
+        found = report(asyncio.run(fuzz(spec, bodies, options.bodies)), options)
     options.out.mkdir(parents=True, exist_ok=True)
     with (options.out / "fuzz.jsonl").open("ab") as file:
         file.write(msgspec.json.encode(found) + b"\n")

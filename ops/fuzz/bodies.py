@@ -1,9 +1,13 @@
 """Random bodies from an OpenAPI document: a valid body with some random fields."""
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from typing import Any
+
+from services.engine_core.serve_arguments import serve_arguments
+from shared.contracts.models import ModelEntry
 
 Schema = Mapping[str, Any]
 Body = dict[str, Any]
@@ -121,3 +125,18 @@ def _bounds(schema: Schema) -> tuple[int, int]:
     low = schema.get("minimum", schema.get("exclusiveMinimum", 0))
     high = schema.get("maximum", schema.get("exclusiveMaximum", low + 2))
     return math.ceil(max(low, -(2**31))), math.floor(min(high, 2**31))
+
+
+def vllm_document(entry: ModelEntry) -> dict[str, Any]:
+    """The document of `vllm serve` for a model; imports vLLM into this process."""
+    os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
+    from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415 - after the variable is set
+    from vllm.entrypoints.launchers.app import build_app  # noqa: PLC0415
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser  # noqa: PLC0415
+    from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: PLC0415
+
+    parser = make_arg_parser(FlexibleArgumentParser())
+    parsed = parser.parse_args(serve_arguments(entry, entry.names))
+    config = AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
+    document: dict[str, Any] = build_app(parsed, ("generate",), config.model_config).openapi()
+    return document

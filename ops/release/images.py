@@ -10,7 +10,7 @@ from ops.clients.packing import ROOT, run_builder, version
 
 TARGETS = (
     *("gateway", "planner", "estimator", "agent", "headway"),
-    *("gateway-vllm", "agent-vllm-cpu", "agent-vllm"),
+    *("agent-vllm-cpu", "agent-vllm"),
 )
 """Targets of the Dockerfile that are images."""
 NO_ENGINE = "no container engine answers: docker info failed"

@@ -17,7 +17,6 @@ from shared.contracts.base import InstanceId, Message
 from shared.contracts.control import (
     CancelsMarked,
     DrainInstance,
-    GatewayModels,
     LaneNonempty,
     LsoCommand,
     QueuesRetired,
@@ -34,7 +33,6 @@ from shared.contracts.plans import PlanPublished
 from solver.instance.events import (
     Cancelled,
     Draining,
-    GatewayReported,
     Noticed,
     Ordered,
     Planned,
@@ -87,10 +85,6 @@ async def on_queues_retiring(message: QueuesRetiring, ctx: Context, _delivery: D
 async def on_queues_retired(message: QueuesRetired, ctx: Context, _delivery: Delivery) -> None:
     ctx.queues.forget(message.deleted + message.kept)
     ctx.shell.put(Retired(deleted=message.deleted, kept=message.kept))
-
-
-async def on_gateway_models(message: GatewayModels, ctx: Context, _delivery: Delivery) -> None:
-    ctx.shell.put(GatewayReported(gateway=message.gateway, digests=message.digests))
 
 
 async def on_plan(message: PlanPublished, ctx: Context, _delivery: Delivery) -> None:
@@ -149,7 +143,6 @@ HANDLERS: dict[type[Message], Handler[Context]] = {
     LaneNonempty: on_lane_nonempty,
     QueuesRetiring: on_queues_retiring,
     QueuesRetired: on_queues_retired,
-    GatewayModels: on_gateway_models,
     PlanPublished: on_plan,
     Profile: on_profile,
     RunStop: on_run_stop,

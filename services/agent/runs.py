@@ -100,7 +100,7 @@ class Runs:
     Executes `Submit` and `Abort`, and handles the events of the engine.
 
     Args:
-        models: Tokenizers, digests and entries of the models.
+        models: Tokenizers and entries of the models.
         outbox: Sends tokens.
         stored_starts: Sends starts of runs to the store.
         instance_id: Id of this instance.
@@ -166,7 +166,6 @@ class Runs:
             if isinstance(answer, CallAnswer):
                 self._start_call(run, answer)
                 return
-            self._check_digest(request)
             prompt = request.messages if request.prompt is None else request.prompt
             if prompt is None:
                 raise ContractError("the request has neither prompt nor messages", param="prompt")
@@ -370,26 +369,10 @@ class Runs:
         run.is_submitted = True
         self._engine.submit(request)
 
-    def _check_digest(self, request: QueuedRequest) -> None:
-        """
-        Refuse a request that a gateway rendered with other files or parsers than this engine has.
-
-        Raises:
-            EngineError: The digests differ.
-        """
-        model, theirs = request.model.base, request.payload.digest if request.payload else ""
-        if theirs and theirs != self._models.digests[model]:
-            raise EngineError(
-                f"the gateway and this engine have different files or parsers of {model}: "
-                "their registries and model directories must be equal"
-            )
-
     def _sampling(self, request: QueuedRequest, prompt: Tokens) -> Sampling:
         """
         The request's sampling parameters, limited to the output length that the prompt leaves.
         """
-        if request.input_lengths:
-            return request.sampling
         entry = self._models.entries[request.model.base]
         room = entry.max_model_len - len(prompt)
         if room < 1:
@@ -423,10 +406,8 @@ class Runs:
         )
         self._outbox.run_started(run.stream_to, started)
 
-    def _text_of(self, request: QueuedRequest) -> AnswerText | None:
-        """Decoder of the answer's text; None if the producer and the engine make the text."""
-        if request.payload and Capability.PAYLOAD in self._capabilities:
-            return None
+    def _text_of(self, request: QueuedRequest) -> AnswerText:
+        """Decoder of the answer's text."""
         tokenizer = self._models.tokenizers[request.model.base]
         return AnswerText(tokenizer.decoder(), request.sampling.stop)
 
@@ -450,8 +431,6 @@ class Runs:
             tenant=request.tenant,
             application=request.application,
             adapter=request.model.adapter,
-            payload=request.payload,
-            input_lengths=request.input_lengths,
             checkpointed=run.command.checkpointed,
             expires_at=_finite(end_with_tokens(request).at),
             # The first token of any answer counts, and the engine knows single answers.

@@ -13,7 +13,6 @@ from shared.contracts.base import ModelName
 from shared.contracts.errors import SettingsError
 from shared.contracts.models import ModelEntry
 from shared.contracts.requests import ModelRef
-from shared.models.digest import model_digest
 from shared.models.files.sizes import kv_bytes_per_token, weight_bytes
 from shared.models.registry import ModelRegistry
 from shared.models.tokenizer import Tokenizer
@@ -22,7 +21,7 @@ from solver.instance.events import ModelFacts
 
 class ServableModels:
     """
-    Registry entries, tokenizers and digests of the models that this instance may serve.
+    Registry entries and tokenizers of the models that this instance may serve.
 
     Its mappings are live: they contain models that are added later.
     """
@@ -35,13 +34,11 @@ class ServableModels:
             if not entry.takes_bodies
         }
         """Base model -> its tokenizer; models that take bodies have none."""
-        self.digests = {name: model_digest(entry) for name, entry in self.entries.items()}
-        """Base model -> digest of the model's files and settings."""
         self.releasing: set[ModelName] = set()
         """Models that the engine is releasing now; only the shell writes the field."""
 
     def facts(self) -> dict[ModelName, ModelFacts]:
-        """Sizes and digests of the models."""
+        """Sizes of the models."""
         return {name: self._facts(entry) for name, entry in self.entries.items()}
 
     async def add(self, entry: ModelEntry, engine: EngineBackend) -> ModelFacts:
@@ -57,7 +54,6 @@ class ServableModels:
         self._require_free(entry)  # a release may have begun meanwhile
         engine.add(entry)
         self.tokenizers[entry.name] = tokenizer
-        self.digests[entry.name] = model_digest(entry)
         self.entries[entry.name] = entry
         return self._facts(entry)
 
@@ -79,7 +75,7 @@ class ServableModels:
 
     def remove(self, model: ModelName) -> None:
         """Remove a model that the engine has released."""
-        for mapping in (self.entries, self.tokenizers, self.digests):
+        for mapping in (self.entries, self.tokenizers):
             mapping.pop(model, None)
 
     def _require_free(self, entry: ModelEntry) -> None:
@@ -90,7 +86,6 @@ class ServableModels:
     def _facts(self, entry: ModelEntry) -> ModelFacts:
         return ModelFacts(
             model=entry.name,
-            digest=self.digests[entry.name],
             weight_bytes=weight_bytes(entry),
             kv_bytes_per_token=kv_bytes_per_token(entry),
         )

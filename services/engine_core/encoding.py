@@ -4,15 +4,12 @@ from collections.abc import Iterable
 from copy import copy
 from typing import Any
 
-import vllm
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
+from services.agent.backends.base import EnginePayload
 from shared.contracts.errors import ContractError
-from shared.contracts.requests import EnginePayload
 
-VERSION = str(vllm.__version__).partition("+")[0]
-"""Version of vLLM without the build suffix."""
 _DETAILS = ("new_logprobs", "new_prompt_logprobs_tensors", "pooling_output")
 """Fields of outputs beyond token ids that gateways read."""
 # An encoder has state while it encodes, and engine hosts encode requests in another thread.
@@ -23,21 +20,17 @@ _output_decoder = MsgpackDecoder(EngineCoreOutput)
 _list_decoder = MsgpackDecoder(list[EngineCoreRequest])
 
 
-def encode_request(request: EngineCoreRequest, digest: str) -> EnginePayload:
+def encode_request(request: EngineCoreRequest) -> EnginePayload:
     """
     Payload of *request*, without its id, prompt tokens, arrival time, priority and adapter, which
-    the mesh carries in fields of its own.
-
-    Args:
-        request: The request.
-        digest: `model_digest` of the model.
+    the run carries in fields of its own.
     """
-    return _payload(_stripped(request), digest)
+    return _payload(_stripped(request))
 
 
-def encode_requests(requests: Iterable[EngineCoreRequest], digest: str) -> EnginePayload:
+def encode_requests(requests: Iterable[EngineCoreRequest]) -> EnginePayload:
     """Payload of the inputs of one request to a pooling model; otherwise like `encode_request`."""
-    return _payload([_stripped(request) for request in requests], digest)
+    return _payload([_stripped(request) for request in requests])
 
 
 def _stripped(request: EngineCoreRequest) -> EngineCoreRequest:
@@ -51,9 +44,8 @@ def _stripped(request: EngineCoreRequest) -> EngineCoreRequest:
     return stripped
 
 
-def _payload(content: object, digest: str) -> EnginePayload:
-    parts = tuple(bytes(part) for part in _request_encoder.encode(content))
-    return EnginePayload(version=VERSION, parts=parts, digest=digest)
+def _payload(content: object) -> EnginePayload:
+    return EnginePayload(tuple(bytes(part) for part in _request_encoder.encode(content)))
 
 
 def decode_request(payload: EnginePayload) -> EngineCoreRequest:
@@ -61,7 +53,7 @@ def decode_request(payload: EnginePayload) -> EngineCoreRequest:
     The request in *payload*, without the fields that `encode_request` removes.
 
     Raises:
-        ContractError: Another version of vLLM encoded the request, or the payload is invalid.
+        ContractError: The payload is invalid.
     """
     request: EngineCoreRequest = _decoded(_request_decoder, payload)
     return request
@@ -72,19 +64,13 @@ def decode_requests(payload: EnginePayload) -> list[EngineCoreRequest]:
     The inputs in *payload*, without the fields that `encode_requests` removes.
 
     Raises:
-        ContractError: Another version of vLLM encoded the inputs, or the payload is invalid.
+        ContractError: The payload is invalid.
     """
     requests: list[EngineCoreRequest] = _decoded(_list_decoder, payload)
     return requests
 
 
 def _decoded(decoder: MsgpackDecoder, payload: EnginePayload) -> Any:
-    if payload.version != VERSION:
-        raise ContractError(
-            f"vLLM {payload.version} encoded the request, but this engine is vLLM {VERSION}; "
-            "gateways and engines need the same version",
-            param="engine",
-        )
     try:
         # Tensors share the memory of the buffers, which torch expects to be writable.
         return decoder.decode([bytearray(part) for part in payload.parts])

@@ -23,13 +23,13 @@ from vllm.multimodal.media.image import ImageMediaIO
 
 from shared.api.images import (
     FIELD,
-    ImageLimits,
     check_num_bytes,
     check_number,
     check_pixels,
     check_url,
 )
 from shared.contracts.errors import ContractError
+from shared.contracts.models import ImageLimits
 
 _CONNECTOR = "http"
 """Name of vLLM's reader of media, unless `VLLM_MEDIA_CONNECTOR` names another one."""

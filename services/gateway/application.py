@@ -1,7 +1,6 @@
 """The HTTP application of a gateway."""
 
-import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 
 import msgspec
@@ -15,6 +14,7 @@ from services.gateway.admission import authorization, peer_of
 from services.gateway.door import ROUTES, Door
 from services.gateway.errors import error_body, error_headers, error_info
 from services.gateway.models import model_list, model_object
+from services.gateway.openapi_document import openapi_document
 from services.gateway.state import Gateway
 from services.gateway.stories import STORIES, stories, story
 from services.gateway.usage import usage
@@ -36,22 +36,18 @@ OWN_PATHS = (
 """Paths of a gateway beside those of `ROUTES` and of resources."""
 
 
-def application_of(
-    gateway: Gateway, health: Health, door: Door, document: Callable[[], bytes]
-) -> Starlette:
+def application_of(gateway: Gateway, health: Health) -> Starlette:
     """
     The ASGI application of a gateway.
 
     Args:
         gateway: Components that all requests share.
         health: State of the gateway.
-        door: Answers the routes of `ROUTES`.
-        document: Makes the OpenAPI document; may take a second.
     """
+    door = Door(gateway)
 
     async def openapi(_request: Request) -> Response:
-        # The first call takes a second.
-        return Response(await asyncio.to_thread(document), media_type=JSON)
+        return Response(msgspec.json.encode(openapi_document(ROUTES)), media_type=JSON)
 
     def authenticate(request: Request) -> None:
         headers = dict(request.headers)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from services.gateway.headers import REQUEST_ID
 from shared.contracts.base import Seconds, TenantId
 from shared.contracts.errors import CapacityError, ContractError
 
@@ -165,8 +164,6 @@ class Forwarded:
         receive: The `receive` of ASGI.
         body: Body for the application.
         on_left: Called when the client has left.
-        request_id: Id of which the application makes that of the answer; None: the client's, or a
-            random one.
     """
 
     def __init__(
@@ -176,11 +173,8 @@ class Forwarded:
         body: bytes,
         *,
         on_left: Callable[[], None] = lambda: None,
-        request_id: str | None = None,
     ) -> None:
         own = {b"content-length": str(len(body)).encode()}
-        if request_id is not None:
-            own[REQUEST_ID.encode()] = request_id.encode()
         dropped = {*own, *ENGINE_HEADERS}
         headers = [each for each in scope["headers"] if each[0] not in dropped]
         self.scope = {**scope, "headers": [*headers, *own.items()]}

@@ -1,8 +1,7 @@
-"""ASGI layer around models' applications: keys, tenants, targets, limits, request ids, errors."""
+"""Answers requests for models: keys, tenants, targets, limits, request ids, errors."""
 
 import asyncio
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -12,7 +11,7 @@ import structlog
 from services.gateway.admission import admission
 from services.gateway.answer_headers import answer_headers
 from services.gateway.body import Forwarded
-from services.gateway.call import Call, current
+from services.gateway.call import Call
 from services.gateway.claims import claim_of
 from services.gateway.edge.announced import announce_stream
 from services.gateway.edge.forms import form_of
@@ -20,15 +19,14 @@ from services.gateway.errors import error_info
 from services.gateway.headers import MESH_REQUEST_ID, REQUEST_ID, Hints, headers_in
 from services.gateway.outcomes import Outcome, outcome_of
 from services.gateway.pass_through import PassThrough
-from services.gateway.render_slots import RenderSlots
 from services.gateway.requests.deferred import Deferred
 from services.gateway.requests.ids import call_id_of
 from services.gateway.response import Response
 from services.gateway.slo import requested_slo
 from services.gateway.state import Gateway
 from shared.api.calls import (
-    ENDPOINTS,
     IGNORED_FIELDS,
+    MOST_TOKEN_BYTES,
     OWN_FIELDS,
     CallBody,
     CallFields,
@@ -39,10 +37,11 @@ from shared.api.calls import (
 )
 from shared.api.digests import call_digest
 from shared.api.ranges import check_ranges
-from shared.contracts.base import ModelName, Seconds, TenantId
+from shared.contracts.base import Seconds, TenantId
 from shared.contracts.ends import accepted_ends
 from shared.contracts.errors import MeshError
 from shared.contracts.ingress import InferenceRequest
+from shared.contracts.models import ModelEntry
 from shared.contracts.requests import ErrorInfo
 from solver.tenants.claims import grant
 
@@ -70,36 +69,21 @@ ROUTES: Mapping[str, str] = {
     "/v1/rerank": "rerank",
     "/v2/rerank": "rerank",
 }
-"""Path of an open route of vLLM's application -> label of metrics. All other routes are closed."""
+"""Path of a route that engines answer -> label of metrics."""
 
 
 class Door:
     """
-    ASGI application that passes requests to the application of their model.
+    ASGI application that checks requests and passes them to engines of their model.
 
     Args:
         gateway: Components that all requests share.
-        applications: Application of each base model: vLLM's, or one that passes bodies to servers.
-        prepare: Called with the model before its application reads a request.
-        most_chars: Number of characters that fit into a model's context.
     """
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        applications: Mapping[ModelName, Any],
-        prepare: Callable[[ModelName], object] = lambda _model: None,
-        most_chars: Callable[[ModelName], float] = lambda _model: math.inf,
-    ) -> None:
+    def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._applications = applications
-        self._prepare, self._most_chars = prepare, most_chars
         self._passing = PassThrough(gateway.producer)
         self._deferred = Deferred(gateway)
-        settings = gateway.settings
-        self._rendering = RenderSlots(
-            slots=settings.max_rendering, max_waiting=settings.max_waiting_to_render
-        )
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Answer one POST request to a route in `ROUTES`."""
@@ -114,11 +98,8 @@ class Door:
             outcome = await response.fail(error_info(error))
             logged.info("request.refused", error=str(error))
         except Exception as error:
-            failure = None if response.call is None else response.call.failure
-            if failure is None:
-                logged.exception("request.broken")
-            # VLLM's stream of Responses breaks off when a request fails.
-            outcome = await response.fail(failure or error_info(error))
+            logged.exception("request.broken")
+            outcome = await response.fail(error_info(error))
         finally:
             self._gateway.metrics.requests.labels(ROUTES[scope["path"]], outcome.value).inc()
 
@@ -155,13 +136,8 @@ class Door:
             if ref.name != body.model:
                 call.model = ref.name
                 fields["model"] = msgspec.Raw(msgspec.json.encode(ref.name))
-            base = ref.base
-            if not gateway.registry.entry(base).takes_bodies:
-                check_ranges(scope["path"], fields)
-            for name in () if truncates(fields) else TEXTS:
-                check_text(name, fields.get(name), self._most_chars(base))
-            application = self._application(base, call, hints, scope["path"])
-            self._prepare(base)
+            if not (entry := gateway.registry.entry(ref.base)).takes_bodies:
+                _check(scope["path"], fields, entry)
             response.call = call
             response.add_headers(answer_headers(gateway, tenant, call.clamped))
             if call.stream:
@@ -171,11 +147,10 @@ class Door:
                 receive,
                 _forwarded(raw, fields, body.model, ref.name),
                 on_left=response.left,
-                request_id=None if call.digest is None else call_id,
             )
             limit_s = hints.limit_s(gateway.settings.request_timeout_s)
-            async with self._rendering.slot(tenant) as call.rendered:
-                outcome = await self._run(application, call, forwarded, response, limit_s)
+            answerer = self._deferred if hints.is_deferred(scope["path"]) else self._passing
+            outcome = await self._run(answerer, call, forwarded, response, limit_s)
             self._answered_call(call, outcome)
             return outcome
 
@@ -193,37 +168,21 @@ class Door:
             e2e_s=now - call.arrived_at,
         )
 
-    def _application(self, base: ModelName, call: Call, hints: Hints, path: str) -> Any:
-        """
-        The application of a call.
-
-        The whole answer of a call that may be repeated is made by the engine host, so that all
-        repeats get it as it is; vLLM's application would give it another id and time each time.
-        """
-        own = self._applications[base]
-        if hints.is_deferred(path):
-            return self._deferred
-        is_whole = path in ENDPOINTS and not call.stream
-        return self._passing if call.digest is not None and is_whole else own
-
     async def _run(
         self,
-        application: Any,
+        answerer: PassThrough | Deferred,
         call: Call,
         request: Forwarded,
         response: Response,
         limit_s: Seconds,
     ) -> Outcome:
-        """Run the model's application in the context of *call*, for at most *limit_s*."""
-        token = current.set(call)
+        """Let *answerer* answer *call*, for at most *limit_s*."""
         try:
             async with asyncio.timeout(limit_s):
-                await application(request.scope, request.receive, response.send)
+                path = request.scope["path"]
+                await answerer.answer(call, path, request.receive, response.send)
         except TimeoutError:
             return await self._timed_out(response, limit_s)
-        finally:
-            current.reset(token)
-            await call.end()
         return response.outcome()
 
     async def _timed_out(self, response: Response, limit_s: Seconds) -> Outcome:
@@ -276,8 +235,20 @@ class Door:
         )
 
 
+def _check(path: str, fields: CallFields, entry: ModelEntry) -> None:
+    """
+    Check what engines of the mesh would refuse: ranges, and texts that exceed the context.
+
+    Raises:
+        ContractError: A field is out of its range, or a text is too long.
+    """
+    check_ranges(path, fields)
+    for name in () if truncates(fields) else TEXTS:
+        check_text(name, fields.get(name), entry.max_model_len * MOST_TOKEN_BYTES)
+
+
 def _forwarded(raw: bytes, fields: CallFields, asked: str, model: str) -> bytes:
-    """The body for vLLM's application of *model*, without the mesh's fields."""
+    """The body for engines of *model*, without the mesh's fields."""
     dropped = {"priority", *OWN_FIELDS, *IGNORED_FIELDS} & fields.keys()
     if not dropped and asked == model:
         return raw

@@ -52,7 +52,7 @@ class Instances:
     def can_serve(self, base: ModelName) -> bool:
         """Return whether an instance serves a base model, or can after a swap."""
         return any(
-            base in {each.model for each in status.models} and base not in status.differing
+            base in {each.model for each in status.models}
             for status in self._recent()
             if not status.is_loading_first
         )
@@ -67,16 +67,14 @@ class Instances:
 
     def by_model(self) -> dict[ModelName, dict[str, object]]:
         """
-        Base model -> `serving`, the number of instances on which the model is active; `able`, the
-        number of instances that can activate it or serve it; and `differing`, the instances that do
-        not serve it because their files or settings differ from the gateways'.
+        Base model -> `serving`, the number of instances on which the model is active, and `able`,
+        the number of instances that can activate it or serve it.
         """
         statuses = self._recent()
         return {
             base: {
-                "serving": sum(s.model == base and base not in s.differing for s in statuses),
+                "serving": sum(s.model == base for s in statuses),
                 "able": sum(base in {each.model for each in s.models} for s in statuses),
-                "differing": sorted(s.instance_id for s in statuses if base in s.differing),
             }
             for base in self.registry.bases
         }

@@ -63,14 +63,14 @@ class GatewayMetrics:
     def observe(self, call: Call, outcome: Outcome, *, now: UnixTime) -> None:
         """Count an accepted call that has ended, and its times if it was answered now."""
         qos_class = call.slo.qos_class.value
-        if not call.finals:
+        final = call.final
+        if final is None:
             if outcome not in (Outcome.CANCELLED, Outcome.REFUSED):
                 self.violated.labels(qos_class).inc()
             return
-        first_token_at = min(final.timings.first_token_at for final in call.finals)
+        first_token_at = final.timings.first_token_at
         if first_token_at < call.arrived_at:
             return  # the stored answer of an earlier call
         self.ttft_s.labels(qos_class).observe(first_token_at - call.arrived_at)
         self.e2e_s.labels(qos_class).observe(now - call.arrived_at)
-        is_attained = all(final.verdict.attained for final in call.finals)
-        (self.attained if is_attained else self.violated).labels(qos_class).inc()
+        (self.attained if final.verdict.attained else self.violated).labels(qos_class).inc()

@@ -1,4 +1,4 @@
-"""Application of a model whose servers read the bodies of requests."""
+"""Publishes the bodies of requests, and passes the responses of engines back."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.call import Call, current
+from services.gateway.call import Call
 from services.gateway.disconnect import cancelled_on_disconnect
+from shared.contracts.base import RequestId
 from shared.contracts.errors import ContractError
 from shared.contracts.ingress import CallRequest
 from shared.contracts.requests import ReplyMode, RequestCompleted, RequestFailed, StepDetails
@@ -24,7 +25,7 @@ EVENTS = (
 
 class PassThrough:
     """
-    ASGI application that publishes bodies as calls, and passes servers' responses back as they are.
+    Publishes bodies as calls, and passes the responses of engines back as they are.
 
     Args:
         producer: Publishes the calls.
@@ -33,18 +34,16 @@ class PassThrough:
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
 
-    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+    async def answer(self, call: Call, endpoint: str, receive: Any, send: Any) -> None:
         """
-        Answer one request, in the context of its `Call`.
+        Answer one request, whose body is the first ASGI event.
 
         Raises:
             MeshError: The request cannot be published, or failed after its first token.
         """
-        call = current.get()
         body = (await receive())["body"]
-        call.rendered()
         generation = await self._producer.submit(
-            published(call, scope["path"], body),
+            published(call, endpoint, body),
             reply=ReplyMode.STREAM if call.stream else ReplyMode.FINAL,
             trace=call.trace,
             digest=call.digest,
@@ -61,7 +60,7 @@ def published(call: Call, endpoint: str, body: bytes) -> CallRequest:
         body=msgspec.Raw(body),
         events=call.stream,
         model=call.model,
-        id=call.new_request_id(),
+        id=RequestId(call.call_id),
         slo=call.slo,
         tenant=call.tenant,
         application=call.application,
@@ -78,7 +77,7 @@ def published(call: Call, endpoint: str, body: bytes) -> CallRequest:
 
 class _Answer:
     """
-    Sends the answer of a server.
+    Sends the answer of an engine.
 
     Args:
         send: The `send` of ASGI.
@@ -98,7 +97,7 @@ class _Answer:
         """Send the response as one body."""
         final = await self._generation.final()
         if isinstance(final, RequestCompleted):
-            self._call.finals.append(final)
+            self._call.final = final
             await self._start(200, JSON)
             await self._body(bytes(final.response or b"null"), more=False)
         else:
@@ -116,7 +115,7 @@ class _Answer:
             await self._pass([b"".join(_events(part.details))])
         final = await self._generation.final()
         if isinstance(final, RequestCompleted):
-            self._call.finals.append(final)
+            self._call.final = final
             # The end of the answer, and events whose messages were lost. One by one, since the
             # mesh's results are added to one of them.
             await self._pass(_events(self._left(final.details)))
@@ -138,7 +137,7 @@ class _Answer:
                 yield step
 
     async def _failed(self, failed: RequestFailed) -> None:
-        """Send the server's refusal as it came, or the mesh's error."""
+        """Send the engine's refusal as it came, or the mesh's error."""
         error = failed.error
         if error.response is msgspec.UNSET:
             self._call.failure = error  # it replaces the response

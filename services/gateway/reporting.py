@@ -1,13 +1,12 @@
-"""Reports to agents for which files of each model a gateway renders requests."""
+"""Reports of the registry and the policies that a gateway follows."""
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 
 from shared.broker import topology
 from shared.broker.protocol import Broker, OutMessage
-from shared.contracts.base import ModelName
-from shared.contracts.control import GatewayModels
+from shared.contracts.control import GatewayStatus
 from shared.contracts.errors import BrokerUnavailableError
 from shared.contracts.telemetry import RegistryState
 from shared.tenants.policies import PolicySource
@@ -15,11 +14,10 @@ from shared.tenants.policies import PolicySource
 
 class Reporter:
     """
-    Publishes the digests of a gateway's models.
+    Publishes the state of a gateway.
 
     Args:
         broker: Connection of the gateway.
-        digests: Base model -> digest; contains models that are added later.
         registry: Returns the state of the gateway's registry.
         policies: Policies of tenants.
     """
@@ -27,25 +25,19 @@ class Reporter:
     def __init__(
         self,
         broker: Broker,
-        digests: Mapping[ModelName, str],
         registry: Callable[[], RegistryState],
         policies: PolicySource | None = None,
     ) -> None:
         self._policies = policies
         self._broker = broker
         self._registry = registry
-        self._digests = digests
         self._gateway = f"gateway-{secrets.token_hex(6)}"
 
     async def report(self) -> None:
-        """
-        Publish the digests and the state of the registry; agents do not serve models of which they
-        have other files.
-        """
+        """Publish the states of the registry and of the policies."""
         policies = None if self._policies is None else self._policies.state
-        message = GatewayModels(
+        message = GatewayStatus(
             gateway=self._gateway,
-            digests=dict(self._digests),
             registry=self._registry(),
             tenants=policies if policies is not None and policies.digest else None,
         )

@@ -1,6 +1,5 @@
-"""The HTTP response of vLLM's application, with the mesh's headers, results and errors."""
+"""The HTTP response of an engine, with the mesh's headers, results and errors."""
 
-import asyncio
 import re
 from typing import Any
 
@@ -11,7 +10,7 @@ from services.gateway.errors import error_headers
 from services.gateway.headers import id_headers
 from services.gateway.outcomes import Outcome, outcome_of
 from services.gateway.results import with_headway
-from shared.contracts.requests import ErrorInfo
+from shared.contracts.requests import ErrorInfo, RequestCompleted
 
 EVENT_STREAM = b"text/event-stream"
 JSON = b"application/json"
@@ -21,11 +20,10 @@ _LAST = re.compile(rb'"(?:finish_reason|stop_reason)": ?"|"status": ?"completed"
 
 class Response:
     """
-    Passes the events of vLLM's application to the client.
+    Passes the ASGI events of an answer to the client.
 
-    The status line waits for the first part of the body. If a request of the call has failed by
-    then, the client gets the error with the error's own status instead of a stream that contains
-    it.
+    The status line waits for the first part of the body. If the call has failed by then, the client
+    gets the mesh's error with the error's own status.
 
     Args:
         send: The `send` of ASGI.
@@ -56,7 +54,7 @@ class Response:
         self.headers |= headers
 
     async def send(self, event: dict[str, Any]) -> None:
-        """Process one ASGI event that vLLM's application sends."""
+        """Process one ASGI event of the answer."""
         if self._ended:
             return
         if event["type"] == "http.response.start":
@@ -104,12 +102,9 @@ class Response:
                 return
             await self._pass_start()
         call = self.call
-        # Search only calls with an ended request for the last event: this runs for each token.
-        if call and (call.finals or call.stopping) and _LAST.search(body):
-            if call.stopping:
-                await asyncio.wait(call.stopping)
-            if call.finals:
-                body = _with_results(body, call)
+        # Search only ended calls for the last event: this runs for each token.
+        if call and call.final is not None and _LAST.search(body):
+            body = _with_results(body, call.final)
         await self._body(body, more=more)
 
     async def _whole_part(self, body: bytes, *, more: bool) -> None:
@@ -120,8 +115,9 @@ class Response:
             await self.fail(self.call.failure)
             return
         whole = b"".join(self._parts)
-        if self.call is not None and self.call.finals and _is_object(self._start, whole):
-            whole = with_headway(whole, self.call.finals)
+        final = None if self.call is None else self.call.final
+        if final is not None and _is_object(self._start, whole):
+            whole = with_headway(whole, final)
         await self._pass_start(length=len(whole))
         await self._body(whole, more=False)
 
@@ -168,7 +164,7 @@ def _is_stream(start: dict[str, Any]) -> bool:
     )
 
 
-def _with_results(event: bytes, call: Call) -> bytes:
+def _with_results(event: bytes, final: RequestCompleted) -> bytes:
     """*event* with the mesh's results in its last JSON object."""
     head, brace, tail = event.rpartition(b"}")
-    return with_headway(head + brace, call.finals) + tail if brace else event
+    return with_headway(head + brace, final) + tail if brace else event

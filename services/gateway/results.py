@@ -1,7 +1,6 @@
 """The mesh's results in the responses of engines."""
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -42,13 +41,11 @@ def headway_of(final: RequestCompleted) -> dict[str, Any]:
     }
 
 
-def with_headway(body: bytes, finals: Sequence[RequestCompleted]) -> bytes:
+def with_headway(body: bytes, final: RequestCompleted) -> bytes:
     """
-    A JSON object with the mesh's results: one, or a list if the call had several requests. If a
-    simulated engine has answered, the fingerprint says so.
+    A JSON object with the mesh's results. If a simulated engine has answered, the fingerprint says
+    so.
     """
-    if any(final.engine == SIMULATED_ENGINE for final in finals):
+    if final.engine == SIMULATED_ENGINE:
         body = _FINGERPRINT.sub(f'"system_fingerprint":"{SIMULATED}"'.encode(), body, count=1)
-    results = [headway_of(final) for final in finals]
-    encoded = msgspec.json.encode(results[0] if len(results) == 1 else results)
-    return body[:-1] + b',"headway":' + encoded + b"}"
+    return body[:-1] + b',"headway":' + msgspec.json.encode(headway_of(final)) + b"}"

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import msgspec
 import structlog
 
 from services.gateway.added import added_resources
+from services.gateway.application import application_of
 from services.gateway.batches.application import BatchesResource
 from services.gateway.batches.publishing import BatchPorts
 from services.gateway.batches.runner import BatchRunner
@@ -21,7 +23,6 @@ from services.gateway.edge.edge import Edge, with_cors
 from services.gateway.fallbacks import Fallbacks, forecasts_heard
 from services.gateway.files.application import FilesResource
 from services.gateway.files.retention import Retention
-from services.gateway.front import OpenFront, open_front
 from services.gateway.instances import AwaitedModels, Instances, followed
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.opening import Opening
@@ -43,13 +44,13 @@ from services.gateway.webhooks.settings import check_webhooks
 from shared.broker.amqp.connection import broker_user
 from shared.broker.declaring import declare_topology
 from shared.broker.protocol import Broker
-from shared.contracts.base import ModelName
+from shared.contracts.base import InstanceId, ModelName
 from shared.contracts.control import GATEWAY_PERIOD_S
 from shared.contracts.errors import SettingsError, StoreUnavailableError
 from shared.contracts.models import ModelEntry
 from shared.models.registry import ModelRegistry
 from shared.models.watch import PERIOD_S as WATCH_PERIOD_S
-from shared.models.watch import RegistrySteps, RegistryWatch
+from shared.models.watch import RegistryWatch
 from shared.producer.producer import Producer
 from shared.runtime.cli import Ports
 from shared.runtime.clock import Clock
@@ -212,25 +213,27 @@ def _gateway(
 
 
 async def _serve(ports: Ports[Settings], gateway: Gateway, broker: Broker, access: Access) -> None:
-    """Open the port, then the front and all routes; serve until the gateway is drained."""
+    """Open the port, then all routes; serve until the gateway is drained."""
     settings, stop = ports.settings, gateway.stop
     instances = gateway.instances
     awaited = AwaitedModels(instances, settings.ready_models)
     watching = MeshWatch(broker, ports.clock)
     opening = Opening(ports.health)
     edge = Edge(opening, keep_alive_s=settings.stream_keep_alive_s)
-    application = with_cors(edge, settings.cors_origins)
+    application = application_of(gateway, ports.health)
     async with (
         followed(broker, instances),
         forecasts_heard(broker, gateway.fallbacks),
         limits_followed(broker, gateway.limits),
         serve_http(
-            application, host=settings.host, port=settings.port, origins=settings.cors_origins
+            with_cors(edge, settings.cors_origins),
+            host=settings.host,
+            port=settings.port,
+            origins=settings.cors_origins,
         ),
-        open_front(gateway, ports.health) as front,
-        opened_responses(gateway, front.application) as responses,
+        opened_responses(gateway, application) as responses,
     ):
-        inner = _with_objects(gateway, front, responses)
+        inner = _with_objects(gateway, application, responses)
         if ports.tracer is not None:
             inner = Traced(inner, ports.tracer)
         if settings.console:
@@ -243,7 +246,7 @@ async def _serve(ports: Ports[Settings], gateway: Gateway, broker: Broker, acces
                 front=inner,
             )
         opening.application = inner
-        watch = _registry_watch(gateway, front, instances)
+        watch = _registry_watch(gateway, instances)
         ports.health.details = lambda: {
             "models": instances.by_model(),
             "registry": msgspec.to_builtins(watch.state),
@@ -254,7 +257,7 @@ async def _serve(ports: Ports[Settings], gateway: Gateway, broker: Broker, acces
         log.info("service.started", host=settings.host, port=settings.port)
         ports.health.set("models", awaited.reason())
         ports.health.started()
-        reporter = Reporter(broker, front.digests, lambda: watch.state, access.policies)
+        reporter = Reporter(broker, lambda: watch.state, access.policies)
         async with asyncio.TaskGroup() as group:
             group.create_task(
                 every(GATEWAY_PERIOD_S, reporter.report, stop=stop), name="report-models"
@@ -268,53 +271,53 @@ async def _serve(ports: Ports[Settings], gateway: Gateway, broker: Broker, acces
             await edge.stop()
 
 
-def _with_objects(gateway: Gateway, front: OpenFront, responses: Responses | None) -> Any:
-    """The application of the front with the routes of stored objects and of other packages."""
+def _with_objects(gateway: Gateway, application: Any, responses: Responses | None) -> Any:
+    """The application with the routes of stored objects and of other packages."""
     own: tuple[Resource, ...] = (
         FilesResource(gateway),
         RequestsResource(gateway),
         BatchesResource(gateway),
         ResponsesResource(gateway, responses),
     )
-    storing = StoredResponses(gateway, responses, front.application)
+    storing = StoredResponses(gateway, responses, application)
     return WithResources(gateway, (*own, *added_resources(gateway, own)), storing)
 
 
-def _registry_watch(gateway: Gateway, front: OpenFront, instances: Instances) -> RegistryWatch:
+def _registry_watch(gateway: Gateway, instances: Instances) -> RegistryWatch:
     """Follows the registry's file; names that it or an instance has are expected soon."""
     registry = gateway.registry
-    steps = FrontSteps(front.steps, instances)
-    watch = RegistryWatch(Path(gateway.settings.registry), registry, steps)
+    watch = RegistryWatch(
+        Path(gateway.settings.registry), registry, AwaitedReleases(instances.releasing)
+    )
     registry.is_expected = lambda name: watch.sees(name) or instances.serve(name)
     return watch
 
 
 @dataclass(frozen=True, slots=True)
-class FrontSteps:
+class AwaitedReleases:
     """
-    The front's steps about changes of the registry. A name that is used again has to wait until the
-    instances have released its former model.
+    Steps about changes of the registry: a name that is used again has to wait until the instances
+    have released its former model.
     """
 
-    front: RegistrySteps
-    instances: Instances
+    releasing: Callable[[ModelName], Sequence[InstanceId]]
+    """The instances that still release the former model of a name."""
 
     async def add(self, entry: ModelEntry) -> None:
         """
-        Prepare the front for a model.
+        Admit a model.
 
         Raises:
             SettingsError: Instances still serve the former model of the name.
         """
-        if holders := self.instances.releasing(entry.name):
+        if holders := self.releasing(entry.name):
             raise SettingsError(f"instances still release the former model: {', '.join(holders)}")
-        await self.front.add(entry)
 
     async def replace(self, entry: ModelEntry) -> None:
-        await self.front.replace(entry)
+        """No-op."""
 
     async def remove(self, model: ModelName) -> None:
-        await self.front.remove(model)
+        """No-op."""
 
 
 async def _keep(store: Store | None, settings: Settings, clock: Clock, stop: asyncio.Event) -> None:

@@ -1,13 +1,12 @@
 """Settings of a gateway."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from services.gateway.batches.settings import BatchSettings
 from services.gateway.webhooks.settings import WebhookSettings
-from shared.api.images import ImageLimits
 from shared.contracts.base import NonEmpty
 from shared.contracts.checks import IngressLimits
 from shared.contracts.qos import Slo
@@ -36,12 +35,6 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     Base models for which /ready waits after the start: it is 503 until an instance can serve each
     of them, and names those that are missing. Later losses of instances do not change it, since
     requests wait in the queue. Empty: /ready waits for no model.
-    """
-    front: Literal["auto", "bodies", "vllm"] = "auto"
-    """
-    Application that reads requests and writes answers: `bodies` passes bodies to the engines, which
-    read them; `vllm` is vLLM's own, and needs vLLM. `auto` is `vllm` where vLLM is installed and a
-    model has weights.
     """
     api_keys: dict[str, str] = msgspec.field(default_factory=dict)
     """
@@ -82,13 +75,6 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     `limits.max_body_bytes`. A tenant may take as many as are left, alone half of them; further
     requests are refused with status 503.
     """
-    max_rendering: Annotated[int, Meta(ge=1)] = 32
-    """Maximum number of requests that the front `vllm` checks and tokenizes at once."""
-    max_waiting_to_render: Annotated[int, Meta(ge=0)] = 1024
-    """
-    Maximum number of requests that wait for it; tenants take turns. Further requests are refused
-    with status 503.
-    """
     default_stream_slo: Slo = Slo(ttft_s=2.0, tbt_s=0.2)
     """SLO of streamed requests that set no SLO."""
     default_slo: Slo = Slo(ttlt_s=60.0)
@@ -97,14 +83,6 @@ class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """SLOs by name, for `x-llm-d-inference-objective`; `async` and `batch` are read as
     `non_interactive` and `best_effort`."""
     limits: IngressLimits = IngressLimits()
-    images: ImageLimits = ImageLimits()
-    """Limits on the images of a request to the front `vllm`; `limits.max_body_bytes` also applies,
-    to the body and to the encoded request, which has the pixels that the model reads."""
-    allowed_media_hosts: tuple[str, ...] = ()
-    """
-    Hosts whose http and https URLs of images are read, for all models; the registry has hosts for
-    each model. Redirects are not followed.
-    """
     store: StoreSettings = StoreSettings()
     """Store of files; without `store.data_dir` and `store.url` there is none."""
     batches: BatchSettings = BatchSettings()

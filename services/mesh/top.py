@@ -16,11 +16,11 @@ from shared.broker import topology
 from shared.broker.listening import listening
 from shared.broker.protocol import Broker
 from shared.contracts.base import Decoder
-from shared.contracts.control import GatewayModels
+from shared.contracts.control import GatewayStatus
 from shared.contracts.plans import PlanPublished
 from shared.contracts.telemetry import InstanceStatus, RequestObserved
 
-_Seen = InstanceStatus | RequestObserved | GatewayModels | PlanPublished
+_Seen = InstanceStatus | RequestObserved | GatewayStatus | PlanPublished
 _decode: Decoder[_Seen] = Decoder(_Seen)
 RECENT_REQUESTS = 2000
 NONE_FINISHED = "no request has finished since this command was started"
@@ -31,7 +31,7 @@ class View:
     """State of the mesh, collected from messages."""
 
     instances: dict[str, InstanceStatus] = field(default_factory=dict)
-    gateways: dict[str, GatewayModels] = field(default_factory=dict)
+    gateways: dict[str, GatewayStatus] = field(default_factory=dict)
     recent: deque[RequestObserved] = field(default_factory=lambda: deque(maxlen=RECENT_REQUESTS))
     expected_late: float | None = None
     """Expected weighted share of the waiting requests that are late, by the last plan."""
@@ -40,7 +40,7 @@ class View:
         """Add *message* to the view of the mesh."""
         if isinstance(message, InstanceStatus):
             self.instances[message.instance_id] = message
-        elif isinstance(message, GatewayModels):
+        elif isinstance(message, GatewayStatus):
             self.gateways[message.gateway] = message
         elif isinstance(message, PlanPublished):
             self.expected_late = message.expected_late

@@ -1,28 +1,15 @@
 """Limits of images in requests, and rules for their URLs."""
 
 from collections.abc import Collection
-from typing import Annotated
 from urllib.parse import urlsplit
 
-from msgspec import Meta, Struct
-
 from shared.contracts.errors import ContractError
+from shared.contracts.models import ImageLimits
 
 FIELD = "image_url"
 """Name of the field in errors; Anthropic's field `source` becomes this field."""
 CODE = "unsupported_image"
 _SHOWN_CHARS = 80
-
-
-class ImageLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits on the images of one request."""
-
-    max_images: Annotated[int, Meta(ge=0)] = 8
-    """Maximum number of images of a request; 0 refuses all images."""
-    max_bytes: Annotated[int, Meta(ge=1)] = 4 << 20
-    """Maximum size of the file of one image."""
-    max_pixels: Annotated[int, Meta(ge=1)] = 16_000_000
-    """Maximum width times height of one image."""
 
 
 def check_number(number: int, limits: ImageLimits) -> None:
@@ -89,7 +76,7 @@ def check_url(url: str, hosts: Collection[str]) -> None:
     if host not in hosts:
         raise _refusal(
             f"images are not read from the host {host[:_SHOWN_CHARS]!r}: send a data URL, or add "
-            "the host to allowed_media_hosts"
+            "the host to allowed_media_hosts of the model"
         )
 
 

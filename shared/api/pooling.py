@@ -6,7 +6,6 @@ import msgspec
 
 from shared.api.calls import EMBEDDINGS, ENDPOINTS
 from shared.contracts.errors import ContractError
-from shared.contracts.ingress import InferenceRequest
 from shared.contracts.models import ModelEntry
 from shared.contracts.requests import ApiCall, Sampling
 
@@ -31,22 +30,15 @@ class _Encoded(msgspec.Struct, frozen=True):
 _encoded = msgspec.json.Decoder(_Encoded)
 
 
-def check_task(body: InferenceRequest, entry: ModelEntry) -> None:
+def check_generates(entry: ModelEntry) -> None:
     """
-    Check that the model performs the task of the request.
+    Check that the model answers prompts.
 
     Raises:
-        ContractError: The request has inputs for a model that generates, or none for a model that
-            pools.
+        ContractError: The model pools.
     """
-    if entry.pools and not body.input_lengths:
+    if entry.pools:
         raise _generates_no_text(entry, "model")
-    if body.input_lengths and not entry.pools:
-        raise ContractError(
-            f"{entry.name} generates text and pools no inputs",
-            code="unsupported_task",
-            param="model",
-        )
 
 
 def check_call_task(endpoint: str, entry: ModelEntry, *, param: str = "model") -> None:
@@ -70,6 +62,7 @@ def check_call_task(endpoint: str, entry: ModelEntry, *, param: str = "model") -
             "a model with the task embed",
             code="unsupported_task",
             param=param,
+            status=404,
         )
 
 
@@ -85,33 +78,10 @@ def check_call_inputs(call: ApiCall, num_inputs: int) -> None:
     encoding = _encoded.decode(call.body).encoding_format
     if encoding in _BINARY:
         raise ContractError(
-            f"encoding_format {encoding} is supported over HTTP only, since a message has a "
-            "response in JSON: must be float or base64",
+            f"encoding_format {encoding} is not supported, since responses are JSON: must be float "
+            "or base64",
             code="unsupported_parameter",
             param="encoding_format",
-        )
-
-
-def check_inputs(body: InferenceRequest, entry: ModelEntry) -> None:
-    """
-    Check the inputs of a request to a pooling model.
-
-    Raises:
-        ContractError: There are too many inputs, an input is empty or too long, or the lengths do
-            not agree with the prompt.
-    """
-    lengths = body.input_lengths
-    if len(lengths) > MAX_INPUTS:
-        raise too_many_inputs(len(lengths))
-    if not isinstance(body.prompt, tuple) or sum(lengths) != len(body.prompt) or min(lengths) < 1:
-        raise ContractError(
-            "input_lengths do not agree with the tokens of the prompt", param="input_lengths"
-        )
-    if max(lengths) > entry.max_model_len:
-        raise ContractError(
-            f"an input has {max(lengths)} tokens; {entry.name} allows {entry.max_model_len}",
-            code="context_length_exceeded",
-            param="input",
         )
 
 
@@ -127,7 +97,8 @@ def too_many_inputs(number: int) -> ContractError:
 def _generates_no_text(entry: ModelEntry, param: str) -> ContractError:
     return ContractError(
         f"{entry.name} generates no text, since its task is {entry.task}; it serves the "
-        f"pooling routes of a gateway with vLLM, e.g. {EMBEDDINGS}",
+        f"pooling endpoints, e.g. {EMBEDDINGS}",
         code="unsupported_task",
         param=param,
+        status=404,
     )

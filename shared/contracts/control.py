@@ -94,18 +94,13 @@ class LaneNonempty(Message, frozen=True, kw_only=True, omit_defaults=True, tag="
     """Number of requests that `source` has published to `queue` since its start."""
 
 
-class GatewayModels(
-    Message, frozen=True, kw_only=True, omit_defaults=True, tag="gateway.models.v1"
+class GatewayStatus(
+    Message, frozen=True, kw_only=True, omit_defaults=True, tag="gateway.status.v1"
 ):
-    """The models that one gateway renders requests for; published every `GATEWAY_PERIOD_S`."""
+    """What one gateway follows; published every `GATEWAY_PERIOD_S`."""
 
     gateway: str
     """Unique name of the gateway process."""
-    digests: dict[ModelName, str]
-    """
-    Base model -> digest of the model's files and settings (`shared.models.digest`); empty if
-    engines render the requests.
-    """
     registry: RegistryState | None = None
     """The registry that the gateway follows; None from gateways of older versions."""
     tenants: TenantsState | None = None
@@ -113,7 +108,7 @@ class GatewayModels(
 
 
 GATEWAY_PERIOD_S: Seconds = 2.0
-"""Period of `GatewayModels`."""
+"""Period of `GatewayStatus`."""
 
 
 class QueuesRetiring(

@@ -6,7 +6,7 @@ from msgspec import Meta, Raw
 
 from shared.contracts.base import Value
 from shared.contracts.qos import Clamp, Importance, OnLate, PositiveSeconds, Slo
-from shared.contracts.requests import ChatMessage, EnginePayload, ReplyMode
+from shared.contracts.requests import ChatMessage, ReplyMode
 
 IDEMPOTENT_HEADER = "x-headway-idempotent"
 """AMQP header, `true`: a message under an id that was published before is the same request."""
@@ -84,12 +84,6 @@ class InferenceRequest(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Time at which the request reached the mesh; used only from trusted publishers."""
     prompt_tokens: int | None = None
     """Exact prompt length; set by trusted publishers only."""
-    engine: EnginePayload | None = None
-    """vLLM's encoded request; used only from trusted publishers."""
-    input_lengths: tuple[int, ...] = ()
-    """
-    Number of tokens of each input of a pooling model; used only from trusted publishers.
-    """
     expires_at: float | None = None
     """Time at which the request ends without an answer, wherever it is, Unix seconds."""
     ttl_s: PositiveSeconds | None = None

@@ -17,10 +17,21 @@ Form = Literal["tokens", "bodies"]
 """
 Form in which the instances of a model take requests.
 
-`tokens`: prompts in tokens, which gateways and agents render with the model's files.
+`tokens`: prompts in tokens, which agents render with the model's files.
 `bodies`: bodies of HTTP requests, which servers that others run read; the mesh needs no files of
 the model.
 """
+
+
+class ImageLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits on the images of one request."""
+
+    max_images: Annotated[int, Meta(ge=0)] = 8
+    """Maximum number of images of a request; 0 refuses all images."""
+    max_bytes: Annotated[int, Meta(ge=1)] = 4 << 20
+    """Maximum size of the file of one image."""
+    max_pixels: Annotated[int, Meta(ge=1)] = 16_000_000
+    """Maximum width times height of one image."""
 
 
 ADAPTER_HEADROOM = 4
@@ -68,8 +79,12 @@ class ModelEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     engine_args: dict[str, Any] = {}
     """Arguments for the engine, passed unchanged; they override the agent's settings."""
 
+    images: ImageLimits = ImageLimits()
+    """Limits on the images of a request."""
     allowed_media_hosts: tuple[str, ...] = ()
-    """Hosts whose http and https URLs of images are read for this model."""
+    """
+    Hosts whose http and https URLs of images are read for this model. Redirects are not followed.
+    """
 
     @property
     def names(self) -> tuple[str, ...]:

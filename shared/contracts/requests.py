@@ -74,25 +74,6 @@ class Sampling(Value, frozen=True, kw_only=True, omit_defaults=True):
     ignore_eos: bool = False
 
 
-class EnginePayload(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """
-    vLLM's encoded request without the tokens of the prompt, or the list of these requests if the
-    model pools. Only gateways with vLLM's application and engine hosts decode it.
-
-    Its structs are positional, so that another version of vLLM cannot decode it.
-    """
-
-    version: str
-    """Version of vLLM that encoded the request."""
-    parts: tuple[bytes, ...]
-    """Buffers of vLLM's encoder: the request, and one buffer per large tensor."""
-    digest: str = ""
-    """
-    Digest of the model's files and parsers at the gateway (`shared.models.digest`); an engine with
-    other files refuses the request. Empty: not compared.
-    """
-
-
 class ApiCall(Value, frozen=True, kw_only=True, omit_defaults=True):
     """
     A request in the form of HTTP. An engine host makes the prompts and the response from it.
@@ -292,8 +273,6 @@ class QueuedRequest(
     """
     predicted_wait: WaitForecast | None = None
     """Wait that the plan in force predicted at grouping; None if there was no forecast."""
-    payload: EnginePayload | None = None
-    """All parameters of the generation; None: `sampling` has all of them."""
     expected_tokens: int | None = None
     """
     Expected length of the answer, a high quantile that is at most `sampling.max_tokens`; None in
@@ -303,11 +282,6 @@ class QueuedRequest(
 
     history: tuple[HistoryEntry, ...] = ()
     """What happened to the request beyond a pull, a run and an answer, oldest first."""
-    input_lengths: tuple[int, ...] = ()
-    """
-    Number of tokens of each input, whose tokens `prompt` has in order, if the model pools; empty if
-    it generates, and for calls.
-    """
     expires_at: UnixTime | None = None
     """Time at which the request ends, wherever it is; None: never. See `shared.contracts.ends`."""
     on_late: OnLate = OnLate.SERVE
@@ -325,7 +299,7 @@ class QueuedRequest(
     @property
     def pools(self) -> bool:
         """True if the model pools: the answer has no tokens and comes at once."""
-        return bool(self.input_lengths) or (self.call is not None and self.call.pools)
+        return self.call is not None and self.call.pools
 
     @property
     def answer_tokens(self) -> int:

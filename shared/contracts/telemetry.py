@@ -49,11 +49,6 @@ class Capability(Enum):
     """The backend reports the iterations of its engine."""
     WARM_START = "warm_start"
     """The backend can load models into host memory before their activation, and unload them."""
-    PAYLOAD = "payload"
-    """
-    The backend reads vLLM's encoded requests and ends their answers, also at stop strings. It needs
-    no text of these answers.
-    """
     CALLS = "calls"
     """The backend answers calls, with an application of its own or a server of others."""
     RESUME = "resume"
@@ -152,10 +147,6 @@ class InstanceStatus(
     """Model that is being activated; runs of the old model `model` may still finish until then."""
     models: tuple[ModelState, ...] = ()
     """Models that the instance can serve."""
-    differing: tuple[ModelName, ...] = ()
-    """
-    Models that the instance does not serve because its files or settings differ from the gateways'.
-    """
     releasing: tuple[ModelName, ...] = ()
     """
     Models that were removed from the registry, and that the instance serves until no request for

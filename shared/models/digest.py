@@ -1,7 +1,6 @@
 """Digests of a model's files and settings, without its weights."""
 
 import hashlib
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -15,24 +14,14 @@ TOKENIZER_FILES = (
 )
 
 
-def model_digest(entry: ModelEntry) -> str:
-    """
-    Digest of everything that a gateway and an engine must have in common: the model's files, its
-    task, its maximum length and its parsers.
-    """
-    return _digest(entry, ("config.json", *TOKENIZER_FILES, *PROCESSOR_FILES))
-
-
 def tokenizer_digest(entry: ModelEntry) -> str:
-    """Digest of everything that `model_digest` covers except the configuration `config.json`."""
-    return _digest(entry, (*TOKENIZER_FILES, *PROCESSOR_FILES))
-
-
-def _digest(entry: ModelEntry, files: Iterable[str]) -> str:
-    """Digest of the settings and of those *files* that exist."""
+    """
+    Digest of a model's text: the files of its tokenizer, its task, its maximum length and its
+    parsers.
+    """
     settings = (entry.task, entry.max_model_len, entry.tool_parser, entry.reasoning_parser)
     found = hashlib.sha256(msgspec.json.encode(settings))
-    for name in files:
+    for name in (*TOKENIZER_FILES, *PROCESSOR_FILES):
         path = Path(entry.path) / name
         if path.is_file():
             content = hashlib.sha256(path.read_bytes()).hexdigest()

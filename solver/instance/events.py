@@ -1,6 +1,5 @@
 """What has happened to an instance: the input of `solver.instance.instance.Instance.handle`."""
 
-from collections.abc import Mapping
 from enum import Enum
 
 import msgspec
@@ -257,18 +256,10 @@ class Draining(Event, frozen=True, kw_only=True, tag="draining"):
     """
 
 
-class GatewayReported(Event, frozen=True, kw_only=True, tag="gateway_reported"):
-    """A gateway reported the digests of its models."""
-
-    gateway: str
-    digests: Mapping[ModelName, str]
-
-
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a model in bytes, 0 if unknown, and the digest of its files."""
+    """Sizes of a model in bytes, 0 if unknown."""
 
     model: ModelName
-    digest: str = ""
     weight_bytes: int = 0
     kv_bytes_per_token: int = 0
 

@@ -120,11 +120,7 @@ def _segments(instance: InstanceState) -> tuple[Segment, ...]:
     """Segments of the plan whose models this instance may serve."""
     plan = instance.following.plan
     segments = plan.queue.segments if plan is not None else ()
-    return tuple(
-        segment
-        for segment in segments
-        if segment.model in instance.models and segment.model not in instance.differing
-    )
+    return tuple(segment for segment in segments if segment.model in instance.models)
 
 
 def _apply(

@@ -23,7 +23,6 @@ from solver.instance.events import (
     EngineDied,
     Event,
     Failed,
-    GatewayReported,
     Loaded,
     Lost,
     Noticed,
@@ -80,7 +79,6 @@ def _settle(instance: InstanceState, now: UnixTime) -> Iterator[Command]:
     """Do all that has become possible: steps of operations, admission, pulls."""
     if instance.wake_at <= now:
         _wake(instance, now)  # another event was handled just before the `Wake`
-    yield from models.forget_stopped(instance, now)
     yield from end.expire(instance, now)
     while True:
         yield from instance.scripts.advance(now)
@@ -115,7 +113,6 @@ def _next_at(instance: InstanceState, now: UnixTime) -> UnixTime:
         pull.next_at(instance, now),
         follow.next_at(instance, now),
         planless.next_at(instance),
-        models.next_at(instance),
         renew.next_at(instance),
         instance.requests.ends.next_at,
         _lease_at(instance, now),
@@ -231,7 +228,6 @@ HANDLERS: Mapping[type[Event], Handler] = {
     Profiled: follow.on_profiled,
     Ordered: follow.on_ordered,
     Draining: follow.on_draining,
-    GatewayReported: models.on_gateway_reported,
     Added: follow.on_added,
     Removed: models.on_removed,
     Cancelled: _on_cancelled,

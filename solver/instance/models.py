@@ -1,24 +1,17 @@
-"""
-Models that the instance stops to serve: those whose files differ from those of every gateway, and
-those that were removed from the registry.
-"""
+"""Models that the instance stops to serve, since they were removed from the registry."""
 
-import math
 from collections.abc import Iterator
 
 from shared.contracts.base import ModelName, Seconds, UnixTime
-from shared.contracts.control import GATEWAY_PERIOD_S
 from shared.contracts.lanes import model_of
 from solver.instance.commands import Command, Release, Report, Say
-from solver.instance.events import GatewayReported, Removed
-from solver.instance.operations import call, hand_back_window
+from solver.instance.events import Removed
+from solver.instance.operations import call
 from solver.instance.scripts import Script, Wait
 from solver.instance.state import InstanceState
 from solver.planning.lso.operations import Track
 from solver.planning.lso.results import LsoFailedError, LsoRefusedError
 
-MEMORY_S: Seconds = 5 * GATEWAY_PERIOD_S
-"""Time without a report after which a gateway counts as stopped."""
 GRACE_S: Seconds = 10.0
 """
 Time for which a removed model is kept in any case: gateways and groupers may still publish requests
@@ -26,59 +19,6 @@ that they accepted before.
 """
 RETRY_S: Seconds = 1.0
 """Time between two attempts to release a model."""
-_ADVICE = "make the registries and model directories of gateways and agents equal"
-
-
-def on_gateway_reported(
-    instance: InstanceState, event: GatewayReported, now: UnixTime
-) -> Iterator[Command]:
-    """
-    Compare the digests of a gateway's models with those of this instance.
-
-    If the gateways differ among each other, the instance serves the model as long as one gateway
-    has the same files; requests of the other gateways are refused.
-    """
-    instance.gateways[event.gateway] = (now, event.digests)
-    yield from _compare(instance)
-
-
-def forget_stopped(instance: InstanceState, now: UnixTime) -> Iterator[Command]:
-    """Forget gateways that do not report any more."""
-    if next_at(instance) > now:
-        return
-    recent = [item for item in instance.gateways.items() if item[1][0] + MEMORY_S > now]
-    instance.gateways = dict(recent)
-    yield from _compare(instance)
-
-
-def next_at(instance: InstanceState) -> UnixTime:
-    """Time at which the first gateway counts as stopped."""
-    return min((at for at, _ in instance.gateways.values()), default=math.inf) + MEMORY_S
-
-
-def _compare(instance: InstanceState) -> Iterator[Command]:
-    before = instance.differing
-    instance.differing = frozenset(name for name in instance.models if _differs(instance, name))
-    if instance.differing == before:
-        return
-    instance.work.all()
-    if added := instance.differing - before:
-        fields = (("models", sorted(added)), ("advice", _ADVICE))
-        yield Say(event="models.differ", fields=fields, is_error=True)
-        if instance.model in added:
-            instance.scripts.start(_hand_back(instance))
-    if removed := before - instance.differing:
-        yield Say(event="models.equal", fields=(("models", sorted(removed)),))
-
-
-def _differs(instance: InstanceState, model: ModelName) -> bool:
-    ours = instance.models[model].digest
-    theirs = {each[model] for _, each in instance.gateways.values() if model in each}
-    return bool(theirs) and ours not in theirs
-
-
-def _hand_back(instance: InstanceState) -> Script:
-    yield from hand_back_window(instance)
 
 
 def on_removed(instance: InstanceState, event: Removed, now: UnixTime) -> Iterator[Command]:

@@ -247,10 +247,6 @@ class InstanceState:
         self.draining = False
         self.stopping = False
         """True once the instance is about to end, so that it pulls nothing at all."""
-        self.gateways: dict[str, tuple[UnixTime, Mapping[ModelName, str]]] = {}
-        """Gateway -> time of its last report, and the digests of its models."""
-        self.differing: frozenset[ModelName] = frozenset()
-        """Models that no gateway has with the files of this instance."""
         self.profiles: dict[ModelName, Profile] = {}
         self.noticed: dict[str, UnixTime] = {}
         """Queue that a notice named -> time of its last notice."""
@@ -302,12 +298,7 @@ class InstanceState:
     @property
     def may_pull(self) -> bool:
         """True if the instance may pull requests, regardless of its room."""
-        return not (
-            self.draining
-            or self.following.swapping
-            or self.model is None
-            or self.model in self.differing
-        )
+        return not (self.draining or self.following.swapping or self.model is None)
 
     def uses(self, queue: str) -> bool:
         """Return whether a pull from *queue* is in progress, or a request from it is unsettled."""

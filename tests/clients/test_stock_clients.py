@@ -62,7 +62,7 @@ SCHEMA = {
 @asynccontextmanager
 async def own_engines(broker: str, registry: Path, directory: Path) -> AsyncIterator[MeshSpec]:
     """A mesh that starts its engines."""
-    yield mesh_spec(broker, directory, engine="vllm", registry=registry, gateway={"front": "vllm"})
+    yield mesh_spec(broker, directory, engine="vllm", registry=registry)
 
 
 @asynccontextmanager

@@ -41,9 +41,7 @@ FLAGS: dict[Form, tuple[str, ...]] = {"bodies": (), "tokens": ("--enable-scale-o
 
 @asynccontextmanager
 async def both(broker: str, directory: Path, form: Form) -> AsyncIterator[Clients]:
-    """
-    Clients of `vllm serve`, and of a mesh in front of it, which has vLLM's front for tokens only.
-    """
+    """Clients of `vllm serve`, and of a mesh in front of it."""
     models = {MODEL: TINY_MODELS[MODEL]}
     files = make_tiny_models(directory / "models", models=models)
     entry = ModelRegistry.load(with_parsers(files, reasoning_parser="qwen3")).entry(MODEL)
@@ -58,7 +56,6 @@ async def both(broker: str, directory: Path, form: Form) -> AsyncIterator[Client
             registry=registry,
             log_dir=directory / "log",
             gateway_port=free_port(),
-            gateway={"front": "vllm" if form == "tokens" else "bodies"},
             agents=(AgentSpec(instance_id="attached", engine="remote", settings=remote),),
         )
         async with (

@@ -72,7 +72,6 @@ async def both(broker: str, directory: Path) -> AsyncIterator[Servers]:
         registry=registry,
         log_dir=directory / "log",
         gateway_port=free_port(),
-        gateway={"front": os.environ.get("HEADWAY_FRONT", "bodies")},
         agents=tuple(
             AgentSpec(
                 instance_id=f"a{number}",
@@ -130,7 +129,5 @@ async def compare(servers: Servers, number: int) -> None:
 
 
 async def test_seeded_bodies_are_answered_as_by_vllms_own_server(servers: Servers):
-    """
-    `HEADWAY_DIFFERENTIAL=480` compares bodies of every cell, `HEADWAY_FRONT=vllm` another front.
-    """
+    """`HEADWAY_DIFFERENTIAL=480` compares bodies of every cell."""
     await compare(servers, int(os.environ.get("HEADWAY_DIFFERENTIAL", "80")))

@@ -78,7 +78,7 @@ def mesh_spec(
         registry=registry or make_tiny_models(directory / "models", weights=engine == "vllm"),
         log_dir=directory / "log",
         gateway_port=free_port(),
-        gateway={"front": "bodies"} | (gateway or {}),
+        gateway=gateway or {},
         agents=tuple(
             AgentSpec(
                 instance_id=f"a{number}",

@@ -50,7 +50,6 @@ async def mesh(
             engine="vllm",
             agents=1,
             registry=tool_registry(directory / "models"),
-            gateway={"front": "vllm"},
         )
         async with ProcessMesh(spec) as running:
             yield running

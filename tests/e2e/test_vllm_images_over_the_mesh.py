@@ -22,8 +22,9 @@ from services.engine_core.serve_arguments import serve_arguments
 from services.mesh.spec import AgentSpec, MeshSpec
 from shared.contracts.base import ModelName
 from shared.contracts.ingress import CallRequest
+from shared.contracts.models import ImageLimits
 from shared.contracts.requests import ReplyMode, RequestCompleted
-from shared.models.registry import ModelRegistry
+from shared.models.registry import ModelRegistry, write_registry
 from shared.models.tiny import TINY_IMAGE_MODELS, TINY_MODELS, make_tiny_models
 from shared.producer.producer import Producer
 from shared.runtime.clock import SystemClock
@@ -61,7 +62,7 @@ async def servers(
 ) -> AsyncIterator[Servers]:
     directory = tmp_path_factory.mktemp("images")
     models = TINY_IMAGE_MODELS | {LLAMA: TINY_MODELS[LLAMA]}
-    registry = make_tiny_models(directory / "models", models=models)
+    registry = _limited(make_tiny_models(directory / "models", models=models))
     evictions, numbers = Evictions(SEED), count()
     vllm = backends.BACKENDS["vllm"]
 
@@ -85,6 +86,15 @@ async def servers(
             yield Servers(expected, http, producer, evictions)
 
 
+def _limited(registry: Path) -> Path:
+    """The registry with limits of the images of each model."""
+    models = ModelRegistry.load(registry)
+    limits = ImageLimits(max_images=4, max_pixels=10_000)
+    entries = [msgspec.structs.replace(models.entry(each), images=limits) for each in models.bases]
+    write_registry(registry, entries)
+    return registry
+
+
 async def _expected(registry: Path, log: Path) -> list[Answer]:
     """Answers of vLLM's own server, which ends before the mesh starts: both need the CPUs."""
     arguments = serve_arguments(ModelRegistry.load(registry).entry(MODEL), [MODEL])
@@ -101,7 +111,6 @@ def _spec(registry: Path, directory: Path) -> MeshSpec:
         registry=registry,
         log_dir=directory / "log",
         gateway_port=free_port(),
-        gateway={"front": "vllm", "images": {"max_images": 4, "max_pixels": 10_000}},
         agents=tuple(
             AgentSpec(
                 instance_id=f"a{number}",

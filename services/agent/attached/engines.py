@@ -46,6 +46,6 @@ def _needs_host(settings: Settings) -> bool:
     entry = ModelRegistry.load(Path(settings.registry)).entry(ModelName(settings.models[0]))
     if entry.takes_bodies:
         return False
-    wanted = settings.engine.remote.payloads
+    wanted = settings.engine.remote.reads_bodies
     has_vllm = settings.engine.vllm.python is not None or vllm_unavailable_reason() is None
     return has_vllm if wanted is None else wanted

@@ -19,7 +19,6 @@ from shared.contracts.errors import MeshError
 from shared.contracts.models import ModelEntry
 from shared.contracts.qos import Importance, Slo
 from shared.contracts.requests import (
-    EnginePayload,
     FinishReason,
     Progress,
     Sampling,
@@ -66,6 +65,16 @@ class EngineCall:
     """Seed of random answers whose body has none; each answer has another seed."""
     children: tuple[Progress, ...] = ()
     """Progress of each answer that earlier runs have begun."""
+
+
+class EnginePayload(msgspec.Struct, frozen=True):
+    """
+    vLLM's encoded request without the tokens of the prompt, or the list of these requests if the
+    model pools.
+    """
+
+    parts: tuple[bytes, ...]
+    """Buffers of vLLM's encoder: the request, and one buffer per large tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

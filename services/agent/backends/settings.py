@@ -207,10 +207,10 @@ class RemoteSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
     max_running: Positive = 256
     """Maximum number of requests at the server; fewer if requests wait there."""
-    payloads: bool | None = None
+    reads_bodies: bool | None = None
     """
     True: an engine host with vLLM runs beside the agent, so that a model that takes tokens also
-    answers what the gateway's front `vllm` has rendered, and calls. None: where vLLM is installed.
+    answers bodies. None: where vLLM is installed.
     """
     connect_timeout_s: Annotated[float, Meta(gt=0)] = 5.0
     silence_timeout_s: Annotated[float, Meta(gt=0)] = 600.0

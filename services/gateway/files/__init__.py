@@ -1,1 +1,1 @@
-"""OpenAI's Files API over the store, for both fronts."""
+"""OpenAI's Files API over the store."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.call import current
+from services.gateway.call import Call
 from services.gateway.headers import IDEMPOTENCY_KEY, RESPOND_ASYNC
 from services.gateway.pass_through import JSON, published
 from services.gateway.requests.objects import RequestObject, request_object
@@ -105,7 +105,7 @@ async def _row(store: Store, asked: Asked) -> StoredRequest:
 
 class Deferred:
     """
-    ASGI application that accepts bodies as calls whose answers are collected later.
+    Accepts bodies as calls whose answers are collected later.
 
     Args:
         gateway: Components that all requests share.
@@ -114,14 +114,13 @@ class Deferred:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
-    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+    async def answer(self, call: Call, endpoint: str, receive: Any, send: Any) -> None:
         """
-        Answer one request, in the context of its `Call`.
+        Answer one request, whose body is the first ASGI event.
 
         Raises:
             MeshError: The request is not accepted.
         """
-        call = current.get()
         if call.stream:
             raise ContractError(
                 f"stream must be false with Prefer: {RESPOND_ASYNC}: the answer is not sent but "
@@ -129,11 +128,10 @@ class Deferred:
                 param="stream",
             )
         body = (await receive())["body"]
-        call.rendered()
         accepted = await accept(
             self._gateway,
-            published(call, scope["path"], body),
-            endpoint=scope["path"],
+            published(call, endpoint, body),
+            endpoint=endpoint,
             digest=call.digest or "",
             trace=call.trace,
         )

@@ -101,4 +101,4 @@ def result_of(final: RequestCompleted, path: str | None) -> bytes:
     events = b"".join(step.events for step in final.details)
     if response in (b"", b"null") and events and path in ENDPOINTS:
         response = response_of_stream(path, events)
-    return with_headway(response, [final]) if response else encode(final)
+    return with_headway(response, final) if response else encode(final)

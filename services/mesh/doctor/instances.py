@@ -1,10 +1,9 @@
 """The instances of a running mesh, by their own statuses."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from services.mesh.doctor.findings import Finding, deviation, note, ok
-from shared.contracts.base import ModelName
 from shared.contracts.telemetry import InstanceStatus
 
 
@@ -19,7 +18,6 @@ def on_instances(statuses: Sequence[InstanceStatus]) -> Iterator[Finding]:
     for each in statuses:
         if not each.takes_in:
             yield _not_taking(each)
-    yield from _on_models(statuses)
     yield from _on_registries(statuses)
 
 
@@ -35,22 +33,6 @@ def _not_taking(status: InstanceStatus) -> Finding:
         so="its queues wait",
         do="if this lasts, look at the agent's log: its engine has ended or does not answer",
     )
-
-
-def _on_models(statuses: Sequence[InstanceStatus]) -> Iterator[Finding]:
-    differing: defaultdict[ModelName, list[str]] = defaultdict(list)
-    for status in statuses:
-        for model in status.differing:
-            differing[model].append(status.instance_id)
-    served = {state.model for status in statuses for state in status.models}
-    for model, holders in sorted(differing.items()):
-        yield deviation(
-            "models",
-            f"{model} is not served by {', '.join(sorted(holders))}: its files or settings differ "
-            "from the gateways'",
-            so="its requests wait for other instances" if model in served else "its requests wait",
-            do="give all machines the same files and registry",
-        )
 
 
 def _on_registries(statuses: Sequence[InstanceStatus]) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from cyclopts import Group, Parameter
@@ -116,11 +116,6 @@ class UpOptions:
     """Port of the gateway, which listens on this machine only."""
     gateways: Positive = 1
     """Number of gateways, each with a port of its own, its metrics and its limits, from --port."""
-    front: Literal["auto", "bodies", "vllm"] = "auto"
-    """
-    HTTP application of the gateway: `vllm` reads bodies as `vllm serve` does, `bodies` leaves them
-    to the engines and needs no vLLM; default: `vllm` where it is installed and a model has weights.
-    """
     data_dir: Annotated[Folder | None, _PLACES] = None
     """
     Directory of the store: files and what else outlives a connection; default:
@@ -176,9 +171,6 @@ async def up(
     known = ModelRegistry.load(registry)
     bases = known.bases
     kept = store_values(options, os.environ)
-    is_simulated = any(agent.engine == SIMULATED for agent in agents)
-    # An application of vLLM would promise more than a simulated engine has.
-    front = "bodies" if options.front == "auto" and is_simulated else options.front
     token = secrets.token_urlsafe(24)
     drop_replaced(options, os.environ)
     spec = MeshSpec(
@@ -188,7 +180,6 @@ async def up(
         gateway_port=options.port,
         gateways=options.gateways,
         gateway={
-            "front": front,
             "console_token": token,
             "ready_models": served_models(agents, known),
         }
@@ -220,7 +211,7 @@ async def up(
     async with AsyncExitStack() as stack:
         mesh = await _started(spec, stack)
         starting = None
-        if is_simulated:
+        if any(agent.engine == SIMULATED for agent in agents):
             _say("ENGINE: SIMULATED: ANSWERS ARE RANDOM TEXT")
         _say(
             f"ready: {', '.join(f'{url}/v1' for url in spec.gateway_urls)}  "

@@ -27,7 +27,7 @@ from services.planner.grouper.identities import (
 from services.planner.settings import GrouperSettings
 from shared.api.calls import ALL_ENDPOINTS, CallSize
 from shared.api.digests import body_digest
-from shared.api.pooling import NO_SAMPLING, check_inputs, check_task
+from shared.api.pooling import NO_SAMPLING, check_generates
 from shared.api.unsupported import UnsupportedFields, refuse_unsupported
 from shared.broker.protocol import Delivery
 from shared.contracts.base import Decoder, RequestId, Seconds, TenantId, UnixTime, hinted
@@ -131,9 +131,7 @@ class Intake:
         claimed_at = body.arrived_at
         trusted = self._is_trusted(delivery)
         if not trusted:
-            body = msgspec.structs.replace(
-                body, arrived_at=None, prompt_tokens=None, engine=None, input_lengths=(), clamped=()
-            )
+            body = msgspec.structs.replace(body, arrived_at=None, prompt_tokens=None, clamped=())
         if asked.call is None:
             check_prompt(body)
         asked = Asked(body, asked.call, asked.size)
@@ -226,9 +224,7 @@ class Intake:
             reply_mode=body.reply or ReplyMode.STREAM,
             traceparent=None if trace is None else trace.traceparent,
             tracestate=None if trace is None else trace.tracestate,
-            payload=body.engine,
             call=call,
-            input_lengths=body.input_lengths,
             expires_at=ends.expires_at,
             on_late=ends.on_late or self.settings.on_late.get(slo.qos_class, OnLate.SERVE),
             clamped=body.clamped + allowed.clamps,
@@ -250,7 +246,7 @@ class Intake:
             plain = plain_call(body, self.settings.limits)
             call, size = plain.call, plain.size
         if call is None or size is None or entry.takes_bodies:
-            check_task(body, entry)
+            check_generates(entry)
         else:
             call = served_call(call, size, entry)
         if call is not None and model.name != body.model:
@@ -389,8 +385,6 @@ class Intake:
     ) -> Sampling:
         """Sampling of a request, with a seed if it is random."""
         if entry.pools:
-            if size is None:
-                check_inputs(body, entry)
             return NO_SAMPLING
         if size is not None:
             sampling = call_sampling(size, entry=entry, prompt_tokens=prompt_tokens)

@@ -26,7 +26,7 @@ from vllm.v1.engine import EngineCoreRequest
 from services.agent.backends.vllm.host.images import checked_images
 from services.engine_core.encoding import decode_request, encode_request
 from services.engine_core.media import ImageReads, current_reads, limit_media
-from shared.api.images import ImageLimits
+from shared.contracts.models import ImageLimits
 from tests.image_bodies import data_url, image_bytes
 
 LIMITS = ImageLimits(max_images=2, max_bytes=20_000, max_pixels=5_000)
@@ -185,7 +185,7 @@ def test_images_survive_the_encoding() -> None:
         cache_salt=None,
         data_parallel_rank=None,
     )
-    found = decode_request(encode_request(request, "digest")).mm_features
+    found = decode_request(encode_request(request)).mm_features
 
     assert found == request.mm_features
 

@@ -14,7 +14,6 @@ pytestmark = pytest.mark.vllm
 HERE = Path(__file__).parent
 NAMES = (
     "answer_steps",
-    "pooled_inputs",
     "host_calls",
     "image_reading",
     "derived_entries",

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from ops.engine_runs import generate
-from services.agent.backends.base import EngineRequest
+from services.agent.backends.base import EnginePayload, EngineRequest
 from services.agent.backends.policies import PolicyName
 from services.agent.backends.settings import VllmSettings
 from services.agent.backends.vllm.front.backend import VllmEngine
@@ -20,7 +20,7 @@ from shared.api.pooling import NO_SAMPLING
 from shared.contracts.base import ModelName
 from shared.contracts.models import ModelEntry
 from shared.contracts.qos import Slo
-from shared.contracts.requests import EnginePayload, FinishReason, Tokens
+from shared.contracts.requests import FinishReason, Tokens
 from shared.models.registry import ModelRegistry
 from shared.models.tiny import TINY_POOLING_MODELS, make_tiny_models
 from shared.models.tiny_tokenizer import VOCAB_SIZE, write_tokenizer
@@ -55,10 +55,8 @@ class PoolingRig(EngineRig):
         """
         prompt = tuple(token for tokens in inputs for token in tokens)
         request = self.request(prompt, NO_SAMPLING, model=model, slo=slo or Slo())
-        payload = EnginePayload(
-            version=self.engine.identity.engine.removeprefix("vllm-"),
-            parts=(msgspec.msgpack.encode([_encodable({"task": "embed"} | params)] * len(inputs)),),
-        )
+        encodable = [_encodable({"task": "embed"} | params)] * len(inputs)
+        payload = EnginePayload((msgspec.msgpack.encode(encodable),))
         lengths = tuple(len(tokens) for tokens in inputs)
         return replace(request, input_lengths=lengths, payload=payload)
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import msgspec
 
+from services.agent.backends.base import EnginePayload
 from services.agent.backends.settings import VllmSettings
 from services.agent.backends.vllm.front.backend import VllmEngine
 from shared.contracts.base import ModelName
 from shared.contracts.models import ModelEntry
-from shared.contracts.requests import EnginePayload, Tokens
+from shared.contracts.requests import Tokens
 from shared.models.tiny_tokenizer import EOS_IDS, VOCAB_SIZE
 from tests.contract.engine.engines import LLAMA, Answer, EngineRig, greedy, tiny_entries, vllm_rig
 
@@ -48,10 +49,7 @@ class StructuredRig(EngineRig):
     def _payload(self, sampling: dict[str, Any]) -> EnginePayload:
         """A payload as vLLM encodes it, made without vLLM."""
         request = ("", None, None, sampling, None, 0.0, None, None, None)
-        return EnginePayload(
-            version=self.engine.identity.engine.removeprefix("vllm-"),
-            parts=(msgspec.msgpack.encode(request),),
-        )
+        return EnginePayload((msgspec.msgpack.encode(request),))
 
 
 @asynccontextmanager

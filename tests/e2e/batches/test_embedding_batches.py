@@ -97,7 +97,7 @@ async def rig(
             agents=1,
             registry=registry,
             agent_settings={"initial_model": EMBED},
-            gateway={"front": "vllm", "store": store, "batches": {"lease_s": LEASE_S}},
+            gateway={"store": store, "batches": {"lease_s": LEASE_S}},
             planner={"store": store},
         )
         async with (

@@ -1,11 +1,10 @@
 """
 Chats over HTTP and AMQP under evictions, drains and kills of real engines; run this file by its
-path. `HEADWAY_FRONT=bodies` selects another front than `vllm`.
+path.
 """
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -198,7 +197,6 @@ async def mesh(
             engine="vllm",
             registry=registry,
             agent_settings={"pull": {"evict_hold_s": 0.1}},
-            gateway={"front": os.environ.get("HEADWAY_FRONT", "vllm")},
         )
         async with ProcessMesh(spec) as running:
             yield running

@@ -89,7 +89,6 @@ async def test_answers_of_adapters_survive_kills_and_evictions(
     with rabbit_servers(rabbit_targets()[0]).fresh_url() as url:
         spec = mesh_spec(
             url, tmp_path, engine="vllm", registry=registry, agent_settings=AGENT,
-            gateway={"front": "vllm"},
         )  # fmt: skip
         async with ProcessMesh(spec) as mesh, producer_of(mesh) as producer:
             await check_http(mesh, registry, tmp_path)

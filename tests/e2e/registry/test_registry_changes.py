@@ -126,7 +126,7 @@ async def test_changes_of_the_registry_take_effect_in_a_serving_mesh(
         for name in (LLAMA, QWEN):
             edit.add(written.entry(ModelName(name)))
     with rabbit_servers(rabbit_targets()[0]).fresh_url() as url:
-        spec = mesh_spec(url, tmp_path, engine=engine, registry=path, gateway={"front": "auto"})
+        spec = mesh_spec(url, tmp_path, engine=engine, registry=path)
         async with (
             ProcessMesh(spec) as mesh,
             producer_of(mesh) as producer,

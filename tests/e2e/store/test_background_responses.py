@@ -58,7 +58,7 @@ async def rig(
             directory,
             registry=models,
             agents=1,
-            gateway={"front": "vllm", "store": store},
+            gateway={"store": store},
             planner={"store": store},
         )
         limits = httpx.Limits(max_connections=None)

@@ -34,7 +34,6 @@ async def gateway_process(broker: str, directory: Path) -> AsyncIterator[tuple[s
             "amqp_url": broker,
             "registry": str(make_tiny_models(directory / "models", weights=False)),
             "port": port,
-            "front": "bodies",
             "store": msgspec.to_builtins(store),
         },
         directory=directory,

@@ -52,7 +52,6 @@ class Fleet:
                 registry=registry,
                 log_dir=directory / "log",
                 gateway_port=free_port(),
-                gateway={"front": "bodies"},
                 agents=tuple(
                     AgentSpec(
                         instance_id=f"attached-{number}",

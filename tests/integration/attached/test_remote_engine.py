@@ -28,7 +28,6 @@ from shared.contracts.models import ModelEntry
 from shared.contracts.qos import Slo
 from shared.contracts.requests import (
     UNKNOWN_TOKEN,
-    EnginePayload,
     FinishReason,
     Progress,
     Sampling,
@@ -384,14 +383,10 @@ class _Host:
     def detach(self, _url: str) -> None: ...
 
 
-@pytest.mark.parametrize("is_call", [True, False])
-async def test_pooling_model_that_takes_tokens_is_refused(*, is_call: bool) -> None:
+async def test_pooling_model_that_takes_tokens_is_refused() -> None:
     """Servers compute pooled inputs from bodies only."""
     entry = msgspec.structs.replace(TOKENS, task="embed")
     call = EngineCall(endpoint="/v1/embeddings", body=b'{"input":"a"}', seed=1)
-    payload = EnginePayload(version="0.32.0", parts=(b"x",))
-    given: dict[str, Any] = {"input_lengths": (3,), "payload": payload}
-    fields = {"prompt": (), "call": call} if is_call else given
     async with OpenAiServer().serving() as url:
         host: Any = _Host()
         engine = RemoteEngine([entry], RemoteSettings(url=url), host)
@@ -399,16 +394,9 @@ async def test_pooling_model_that_takes_tokens_is_refused(*, is_call: bool) -> N
             await engine.start()
             await engine.activate(MODEL)
             with pytest.raises(UnsupportedError, match="set `takes`"):
-                engine.submit(tokens_request(Sampling(max_tokens=1), **fields))
+                engine.submit(tokens_request(Sampling(max_tokens=1), prompt=(), call=call))
         finally:
             await engine.close()
-
-
-async def test_encoded_requests_are_refused() -> None:
-    payload = EnginePayload(version="0.32.0", parts=(b"x",))
-    async with attached(OpenAiServer(), TOKENS) as engine:
-        with pytest.raises(EngineError, match="encoded"):
-            engine.submit(tokens_request(payload=payload))
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,6 @@ async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
         registry=registry,
         log_dir=tmp_path / "log",
         gateway_port=free_port(),
-        gateway={"front": "bodies"},
         agents=agents,
         planner={"leader": {"settle_s": 0.5, "plan_period_s": 0.1}},
     )

@@ -33,7 +33,7 @@ async def opened_mesh(directory: Path, **batches: Any) -> AsyncIterator[str]:
         registry=make_tiny_models(directory / "models", weights=False),
         log_dir=directory / "log",
         gateway_port=free_port(),
-        gateway={"front": "bodies", "store": store, "batches": {"poll_s": 0.05} | batches},
+        gateway={"store": store, "batches": {"poll_s": 0.05} | batches},
         planner={"store": store, "leader": {"settle_s": 0.5}},
         agents=(
             AgentSpec(

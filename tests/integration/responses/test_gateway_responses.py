@@ -62,7 +62,7 @@ def start(broker_rig: BrokerRig, registry: Path, settings: StoreSettings) -> Sta
         mesh: FakeMesh | None = None, **fields: object
     ) -> contextlib.AbstractAsyncContextManager[GatewayRig]:
         store = msgspec.to_builtins(settings)
-        values = {"api_keys": KEYS, "store": store, "front": "bodies"} | fields
+        values = {"api_keys": KEYS, "store": store} | fields
         return running_gateway(broker_rig, registry, mesh=mesh, **values)
 
     return running
@@ -303,7 +303,7 @@ async def test_wrong_keys_bodies_and_paths_are_refused(start: Start):
 
 async def test_without_a_store_the_settings_are_named(broker_rig: BrokerRig, registry: Path):
     async with (
-        running_gateway(broker_rig, registry, front="bodies") as rig,
+        running_gateway(broker_rig, registry) as rig,
         http_of(rig) as http,
     ):
         stored = await http.post("/responses", json=ASKED | {"background": True})

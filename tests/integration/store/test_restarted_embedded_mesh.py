@@ -60,7 +60,6 @@ async def opened_mesh(
         log_dir=directory / "log",
         gateway_port=free_port(),
         gateway={
-            "front": "bodies",
             "store": store,
             "batches": {"poll_s": 0.05, "lease_s": 1.0},
             "drain_timeout_s": 0.1,

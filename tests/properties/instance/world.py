@@ -194,7 +194,6 @@ class World:
             self.lose_connection,
             self.kill_engine,
             self.stall,
-            self.differ,
             self.retire,
             self.return_inbox,
             self.drain,
@@ -476,11 +475,6 @@ class World:
         self.now += how % 20
         self.handle(ev.Stalled(missed_s=float(how % 20)))
 
-    def differ(self, how: int) -> None:
-        """The files of a model differ from the gateways', or no longer."""
-        digests = dict.fromkeys(MODELS[: how % 2], "theirs")
-        self.handle(ev.GatewayReported(gateway="g", digests=digests))
-
     def retire(self, how: int) -> None:
         """The leader retires a lane."""
         queue = LANES[MODELS[how % 2]]
@@ -671,7 +665,7 @@ class World:
 
     def finish(self) -> None:
         """Close all open items without faults; then nothing may be left but queued requests."""
-        for _ in range(2000):
+        for _ in range(5000):
             if not self._close_one():
                 break
         if self.unsettled:

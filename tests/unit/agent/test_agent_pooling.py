@@ -14,7 +14,6 @@ from shared.contracts.requests import (
     FinishReason,
     ReplyMode,
     RequestCompleted,
-    StepDetails,
 )
 from tests.agents.rig import REPLY, AgentRig, R, decode_observed, listen
 from tests.queued import a_request, lane_of
@@ -23,58 +22,6 @@ pytestmark = pytest.mark.virtual_time
 
 TARGET = Slo(ttlt_s=2.0)
 RESPONSE = b'{"data":[]}'
-VECTORS = (StepDetails(0, (b"first",)), StepDetails(0, (b"second", b"tensor")))
-
-
-async def run_pooled(rig: AgentRig) -> None:
-    """Run a request with two inputs."""
-    request = a_request(
-        "r",
-        slo=TARGET,
-        prompt=(10, 11, 12),
-        prompt_tokens=3,
-        input_lengths=(1, 2),
-        sampling=NO_SAMPLING,
-        expected_tokens=0,
-        arrived_at=rig.clock.now(),
-        reply_to=REPLY,
-        reply_mode=ReplyMode.FINAL,
-    )
-    await rig.running(request)
-
-
-@pytest.mark.parametrize(("taken_s", "attained"), [(1.0, True), (3.0, False)])
-async def test_final_has_the_output_of_each_input_and_no_tokens(
-    rig: AgentRig, taken_s: float, *, attained: bool
-):
-    """The target is that of the whole answer; estimators learn the prefill and no length."""
-    observed = await listen(rig, topology.TELEMETRY, topology.OBSERVED_REQUEST_KEY)
-    await run_pooled(rig)
-    await asyncio.sleep(taken_s)
-    rig.engine.emit("r", finish=FinishReason.STOP, details=VECTORS, cached_tokens=1)
-    replies, final = await rig.final()
-    seen = decode_observed((await rig.far.take(observed)).body)
-
-    assert replies == [final]
-    assert isinstance(final, RequestCompleted)
-    assert (final.token_ids, final.text, final.details) == ((), "", VECTORS)
-    usage, verdict = final.usage, final.verdict
-    assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (3, 0, 1)
-    assert final.finish_reason is FinishReason.STOP
-    assert final.timings.first_token_at == final.timings.finished_at
-    assert (verdict.attained, verdict.late_tokens, verdict.max_tbt_s) == (attained, 0, 0.0)
-    assert verdict.ttlt_s == pytest.approx(taken_s, abs=0.02)
-    assert (seen.output_tokens, seen.ignore_eos) == (0, True)
-    assert seen.first_token_at - seen.submitted_at == pytest.approx(taken_s, abs=0.02)
-
-
-async def test_evicted_request_begins_again(rig: AgentRig):
-    await run_pooled(rig)
-    returned = await rig.evicted("r", lane_of(TARGET).resume_name)
-
-    assert returned.input_lengths == (1, 2)
-    assert (returned.progress.token_ids, returned.progress.details) == ((), ())
-    assert returned.progress.first_token_at is None
 
 
 async def run_called(rig: AgentRig) -> None:
@@ -104,7 +51,7 @@ def finish_inputs(rig: AgentRig) -> None:
 
 
 @pytest.mark.parametrize(("taken_s", "attained"), [(1.0, True), (3.0, False)])
-async def test_call_is_counted_as_a_request_with_inputs_is(
+async def test_final_has_the_response_and_no_tokens(
     able: AgentRig, taken_s: float, *, attained: bool
 ):
     observed = await listen(able, topology.TELEMETRY, topology.OBSERVED_REQUEST_KEY)

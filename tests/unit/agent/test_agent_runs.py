@@ -13,7 +13,6 @@ from shared.contracts.control import EvictRequest, LsoSwapIn, LsoSwapOut
 from shared.contracts.errors import ContractError, EngineError, NotActiveError
 from shared.contracts.qos import Importance, Slo
 from shared.contracts.requests import (
-    EnginePayload,
     FinishReason,
     Progress,
     ReplyMode,
@@ -32,7 +31,6 @@ from tests.queued import MODEL, a_request, sampling
 pytestmark = pytest.mark.virtual_time
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
-STRANGE = EnginePayload(version="0", parts=(b"",), digest="fedcba9876543210")
 decode_prefills: Decoder[PrefillsObserved] = Decoder(PrefillsObserved)
 
 
@@ -123,12 +121,11 @@ async def test_output_is_limited_by_the_actual_prompt(rig: AgentRig):
     ("fields", "error", "expected"),
     [
         ({"prompt": (20,) * 4096}, None, ("context_length_exceeded", "prompt", 400)),
-        ({"payload": STRANGE}, None, ("engine_refused", None, 400)),
         ({}, EngineError("no"), ("engine_refused", None, 400)),
         ({}, ContractError("no", code="bad", param="x", status=422), ("bad", "x", 422)),
         ({}, OverflowError("more than 64 bits"), ("internal_error", None, 500)),
     ],
-    ids=["too long", "files of another gateway", "unsupported", "invalid", "bug"],
+    ids=["too long", "unsupported", "invalid", "bug"],
 )
 async def test_request_that_cannot_run_fails_alone(
     rig: AgentRig, fields: dict[str, Any], error: Exception | None, expected: tuple[object, ...]
@@ -167,8 +164,7 @@ async def test_request_for_which_another_model_is_active_is_requeued(rig: AgentR
 
 @pytest.mark.parametrize("words", [3, 1100], ids=["inline", "in a thread"])
 async def test_text_becomes_the_tokens_of_the_models_tokenizer(rig: AgentRig, words: int):
-    payload = EnginePayload(version="0", parts=(b"",), digest=rig.models.digests[MODEL])
-    await rig.running(a_request("r", prompt="the " * words, payload=payload))
+    await rig.running(a_request("r", prompt="the " * words))
 
     assert rig.engine.requests[R].prompt == rig.models.tokenizers[MODEL].encode("the " * words)
 
@@ -300,7 +296,7 @@ async def test_half_a_character_at_the_end_of_progress_is_shown(rig: AgentRig):
 
 
 async def test_engine_request_has_all_inputs_of_scheduling_policies(rig: AgentRig):
-    given = {"application": "chat", "importance": Importance.LOW, "input_lengths": (1, 3)}
+    given = {"application": "chat", "importance": Importance.LOW}
     slo = Slo(ttft_s=9.0, tbt_s=0.05)
     await rig.running(a_request("r", slo=slo, **given))
     await rig.running(a_request("relegated", slo=slo, relegated=True))

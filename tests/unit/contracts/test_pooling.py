@@ -11,12 +11,10 @@ from shared.api.pooling import (
     MAX_INPUTS,
     check_call_inputs,
     check_call_task,
-    check_inputs,
-    check_task,
+    check_generates,
 )
 from shared.contracts.base import ModelName
 from shared.contracts.errors import ContractError
-from shared.contracts.ingress import InferenceRequest
 from shared.contracts.models import ModelEntry
 from shared.contracts.qos import QosClass, Slo
 from shared.contracts.requests import ApiCall
@@ -25,11 +23,6 @@ EMBEDDER = ModelEntry(name=ModelName("e"), path="", architecture="", max_model_l
 GENERATOR = ModelEntry(name=ModelName("g"), path="", architecture="", max_model_len=16)
 CLASSIFIER = msgspec.structs.replace(EMBEDDER, name=ModelName("c"), task="classify")
 CHAT = "/v1/chat/completions"
-
-
-def body(*lengths: int, **fields: Any) -> InferenceRequest:
-    values = {"model": "e", "prompt": (7,) * sum(lengths), "input_lengths": lengths}
-    return InferenceRequest(**(values | fields))
 
 
 @pytest.mark.parametrize(
@@ -46,13 +39,10 @@ def test_time_to_the_first_token_is_that_of_the_whole_answer(slo: Slo, expected:
     assert slo.at_once.qos_class is not QosClass.INTERACTIVE
 
 
-def test_models_serve_requests_of_their_task_only() -> None:
-    check_task(body(3), EMBEDDER)
-    check_task(body(), GENERATOR)
+def test_models_that_pool_answer_no_prompts() -> None:
+    check_generates(GENERATOR)
     with pytest.raises(ContractError, match=r"task is embed.*/v1/embeddings"):
-        check_task(body(), EMBEDDER)
-    with pytest.raises(ContractError, match="pools no inputs"):
-        check_task(body(3), GENERATOR)
+        check_generates(EMBEDDER)
 
 
 @pytest.mark.parametrize(
@@ -102,27 +92,3 @@ def test_calls_have_limited_inputs_and_a_response_in_json(
     with pytest.raises(ContractError) as refused:
         check_call_inputs(call, num_inputs)
     assert (refused.value.code, refused.value.param, refused.value.status) == (code, param, 400)
-
-
-@pytest.mark.parametrize(
-    ("request_", "code"),
-    [
-        (body(16, 16), None),
-        (body(17), "context_length_exceeded"),
-        (body(2, 0), "invalid_request"),
-        (body(2, prompt=(7,)), "invalid_request"),
-        (body(2, prompt="ab"), "invalid_request"),
-        (body(*[1] * MAX_INPUTS), None),
-        (body(*[1] * (MAX_INPUTS + 1)), "too_many_inputs"),
-    ],
-    ids=lambda value: "" if isinstance(value, InferenceRequest) else str(value),
-)
-def test_inputs_have_limits_and_agree_with_the_prompt(
-    request_: InferenceRequest, code: str | None
-) -> None:
-    if code is None:
-        check_inputs(request_, EMBEDDER)
-        return
-    with pytest.raises(ContractError) as refused:
-        check_inputs(request_, EMBEDDER)
-    assert (refused.value.code, refused.value.status) == (code, 400)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from services.gateway.bodies import bodies_front
+from services.gateway.application import application_of
 from services.gateway.body import BodyMemory
 from services.gateway.fallbacks import Fallbacks
 from services.gateway.instances import Instances
@@ -77,7 +77,7 @@ class DoorRig:
         """Send a request; return what the gateway publishes, or its refusal."""
         mesh = FullMesh()
         gateway = gateway_of(self, mesh, clock=FakeClock(NOW), **self._fields)
-        application = bodies_front(gateway, Health(service="gateway"))
+        application = application_of(gateway, Health(service="gateway"))
         pairs = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
         status, _, body = asyncio.run(posted(application, path, raw, *pairs))
         if mesh.given:

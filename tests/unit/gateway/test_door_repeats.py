@@ -1,4 +1,4 @@
-"""Which application reads a call that may be repeated, and under which id."""
+"""Under which id a request that may be repeated is published."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,10 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.gateway.call import Call, current
 from services.gateway.door import Door
 from shared.api.digests import call_digest
-from shared.contracts.base import ModelName
 from shared.contracts.errors import CapacityError
 from shared.contracts.ingress import CallRequest
 from tests.unit.gateway.rig import MODEL, DoorRig, gateway_of, posted, tenants_of
@@ -37,25 +35,10 @@ class FullMesh:
 
 
 @dataclass
-class Own:
-    """The model's own application."""
-
-    calls: list[Call] = field(default_factory=list)
-    headers: list[dict[bytes, bytes]] = field(default_factory=list)
-
-    async def __call__(self, scope: dict[str, Any], _receive: Any, send: Any) -> None:
-        self.calls.append(current.get())
-        self.headers.append(dict(scope["headers"]))
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"{}"})
-
-
-@dataclass
 class Rig:
     """A door to one model."""
 
     door: Door
-    own: Own
     mesh: FullMesh
 
     async def post(
@@ -66,9 +49,9 @@ class Rig:
 
 
 def rig_of(parts: DoorRig, *, store: Any) -> Rig:
-    own, mesh = Own(), FullMesh()
+    mesh = FullMesh()
     gateway = gateway_of(parts, mesh, tenants=tenants_of(default_tenant="acme"), store=store)
-    return Rig(Door(gateway, {ModelName(MODEL): own}), own, mesh)
+    return Rig(Door(gateway), mesh)
 
 
 @pytest.fixture
@@ -80,43 +63,31 @@ def body(**fields: Any) -> bytes:
     return msgspec.json.encode({"model": MODEL, "prompt": "hello"} | fields)
 
 
-async def test_whole_answer_under_a_key_is_asked_as_a_call(rig: Rig):
-    headers = await rig.post(COMPLETIONS, body(), KEY)
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        (COMPLETIONS, body()),
+        (COMPLETIONS, body(stream=True)),
+        (EMBEDDINGS, msgspec.json.encode({"model": MODEL, "input": "hello"})),
+    ],
+    ids=["whole", "streamed", "embeddings"],
+)
+async def test_request_under_a_key_has_an_id_and_a_digest(rig: Rig, path: str, asked: bytes):
+    headers = await rig.post(path, asked, KEY)
 
     ((message, digest),) = rig.mesh.given
     assert message.id == headers[b"x-headway-request-id"].decode()
     assert message.id is not None
     assert message.id.startswith("idem-")
-    assert (message.endpoint, message.tenant) == (COMPLETIONS, "acme")
-    assert digest == call_digest(COMPLETIONS, body())
-    assert rig.own.calls == []
-
-
-@pytest.mark.parametrize("path", [COMPLETIONS, EMBEDDINGS])
-async def test_other_answers_under_a_key_are_made_by_the_models_application(rig: Rig, path: str):
-    """Streams have their tokens as they come, and outputs of pooling models have no text."""
-    asked = body(stream=path == COMPLETIONS)
-    headers = await rig.post(path, asked, KEY)
-
-    (call,) = rig.own.calls
-    assert call.digest == call_digest(path, asked)
-    assert call.new_request_id().encode() == headers[b"x-headway-request-id"]
-    assert rig.own.headers[0][b"x-request-id"].decode() == call.call_id, "answers have this id"
-
-
-async def test_without_a_key_the_application_gets_the_id_of_the_client(rig: Rig):
-    await rig.post(COMPLETIONS, body(), (b"x-request-id", b"mine"))
-
-    (call,) = rig.own.calls
-    assert call.digest is None
-    assert rig.own.headers[0][b"x-request-id"] == b"mine"
+    assert (message.endpoint, message.tenant) == (path, "acme")
+    assert digest == call_digest(path, asked)
 
 
 async def test_preference_is_ignored_where_answers_cannot_be_collected_later(
     door_rig: DoorRig,
 ):
     rig = rig_of(door_rig, store=None)
-    await rig.post(EMBEDDINGS, body(), PREFER)
+    await rig.post(EMBEDDINGS, msgspec.json.encode({"model": MODEL, "input": "hello"}), PREFER)
 
-    (call,) = rig.own.calls
-    assert call.digest is None
+    ((_, digest),) = rig.mesh.given
+    assert digest is None

@@ -7,15 +7,15 @@ import msgspec
 import pytest
 
 from services.gateway.door import LAST_WORD_S, Door
-from shared.contracts.base import ModelName
+from services.gateway.pass_through import PassThrough
 from tests.unit.gateway.rig import MODEL, DoorRig, gateway_of, scope_of
 
 pytestmark = pytest.mark.virtual_time
 PATH = "/v1/completions"
 
 
-async def stream_forever(_scope: Any, _receive: Any, send: Any) -> None:
-    """The model's application."""
+async def stream_forever(_self: Any, _call: Any, _path: str, _receive: Any, send: Any) -> None:
+    """An answer without an end."""
     headers = [(b"content-type", b"text/event-stream")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     while True:
@@ -23,9 +23,12 @@ async def stream_forever(_scope: Any, _receive: Any, send: Any) -> None:
         await asyncio.sleep(1.0)
 
 
-async def test_client_that_does_not_read_loses_its_slot(door_rig: DoorRig):
+async def test_client_that_does_not_read_loses_its_slot(
+    door_rig: DoorRig, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(PassThrough, "answer", stream_forever)
     gateway = gateway_of(door_rig, object())
-    door = Door(gateway, {ModelName(MODEL): stream_forever})
+    door = Door(gateway)
     asked = msgspec.json.encode({"model": MODEL, "prompt": "hello", "stream": True})
 
     async def receive() -> Any:

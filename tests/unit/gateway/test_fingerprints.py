@@ -28,8 +28,8 @@ def final_of(engine: str) -> RequestCompleted:
 def test_fingerprint_of_vllm_is_replaced_if_a_simulated_engine_has_answered(written: str):
     text = json.dumps('"system_fingerprint":null')
     body = f'{{"text":{text},"system_fingerprint":{written}}}'.encode()
-    simulated = json.loads(with_headway(body, [final_of("simulated")]))
-    real = json.loads(with_headway(body, [final_of("vllm")]))
+    simulated = json.loads(with_headway(body, final_of("simulated")))
+    real = json.loads(with_headway(body, final_of("vllm")))
 
     assert simulated["system_fingerprint"] == "headway-simulated"
     assert simulated["text"] == '"system_fingerprint":null'

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from services.gateway.admission import ADMISSION, INTERNAL, Internal, admission, read_ahead
-from services.gateway.bodies import bodies_front
+from services.gateway.application import application_of
 from services.gateway.body import BodyMemory
 from services.gateway.responses.application import StoredResponses
 from services.gateway.settings import Settings
@@ -95,7 +95,7 @@ def gateway(request: pytest.FixtureRequest, door_rig: DoorRig, tmp_path: Path) -
 
 async def post(gateway: Gateway, client: Client, path: str, *headers: tuple[bytes, bytes]) -> None:
     """Send a request through all layers that may read its body."""
-    front = bodies_front(gateway, Health(service="gateway"))
+    front = application_of(gateway, Health(service="gateway"))
     application = StoredResponses(gateway, None, front)
     await application(scope_of(path, *headers), client.receive, client.send)
 

@@ -7,13 +7,12 @@ import pytest
 
 from services.gateway.instances import SILENCE_S, AwaitedModels, Instances
 from services.gateway.models import model_object
-from services.gateway.service import FrontSteps
+from services.gateway.service import AwaitedReleases
 from shared.contracts.base import InstanceId, ModelName
 from shared.contracts.errors import SettingsError
 from shared.contracts.telemetry import InstanceStatus, ModelState, Residency
 from shared.models.registry import ModelRegistry
 from shared.models.tiny import make_tiny_models
-from shared.models.watch import NoSteps
 from tests.clocks import NOW, FakeClock
 from tests.queued import MODEL, OTHER
 
@@ -42,8 +41,8 @@ def test_models_have_the_instances_that_serve_or_can_activate_them(registry: Mod
     instances.on_status(status("one", MODEL, MODEL, OTHER))
     instances.on_status(status("two", None, MODEL))
 
-    assert instances.by_model()[MODEL] == {"serving": 1, "able": 2, "differing": []}
-    assert instances.by_model()[OTHER] == {"serving": 0, "able": 1, "differing": []}
+    assert instances.by_model()[MODEL] == {"serving": 1, "able": 2}
+    assert instances.by_model()[OTHER] == {"serving": 0, "able": 1}
 
 
 def test_models_of_simulated_engines_alone_are_owned_by_the_simulation(registry: ModelRegistry):
@@ -64,7 +63,7 @@ def test_silent_instances_are_not_counted(registry: ModelRegistry):
     instances.on_status(status("one", MODEL, MODEL))
     clock.advance(SILENCE_S + 1)
 
-    assert instances.by_model()[MODEL] == {"serving": 0, "able": 0, "differing": []}
+    assert instances.by_model()[MODEL] == {"serving": 0, "able": 0}
 
 
 def test_instances_that_reported_longest_ago_are_dropped_beyond_a_number(
@@ -75,24 +74,14 @@ def test_instances_that_reported_longest_ago_are_dropped_beyond_a_number(
     for name in ("one", "two", "one", "three"):
         instances.on_status(status(name, MODEL if name == "two" else OTHER, MODEL, OTHER))
 
-    assert instances.by_model()[OTHER] == {"serving": 2, "able": 2, "differing": []}
-
-
-def test_instances_with_other_files_are_named(registry: ModelRegistry):
-    instances = Instances(registry=registry, clock=FakeClock(NOW))
-    same, other = status("same", MODEL, MODEL, OTHER), status("other", MODEL, OTHER)
-    instances.on_status(same)
-    instances.on_status(msgspec.structs.replace(other, differing=(MODEL,)))
-
-    assert instances.by_model()[MODEL] == {"serving": 1, "able": 1, "differing": ["other"]}
-    assert instances.by_model()[OTHER] == {"serving": 0, "able": 2, "differing": []}
+    assert instances.by_model()[OTHER] == {"serving": 2, "able": 2}
 
 
 async def test_a_name_waits_for_instances_that_release_its_former_model(registry: ModelRegistry):
     clock = FakeClock(NOW)
     instances = Instances(registry=registry, clock=clock)
     instances.on_status(msgspec.structs.replace(status("one", None), releasing=(MODEL,)))
-    steps = FrontSteps(NoSteps(), instances)
+    steps = AwaitedReleases(instances.releasing)
     entry = registry.entry(MODEL)
 
     with pytest.raises(SettingsError, match="still release the former model: one"):
@@ -119,9 +108,6 @@ def test_a_gateway_awaits_models_until_an_instance_can_serve_each(registry: Mode
     assert awaited.reason() == f"no instance can serve {OTHER} yet"
     loading = msgspec.structs.replace(status("two", None, MODEL, OTHER), activating=OTHER)
     instances.on_status(loading)
-    assert awaited.reason() == f"no instance can serve {OTHER} yet"
-    differing = msgspec.structs.replace(status("two", MODEL, OTHER), differing=(OTHER,))
-    instances.on_status(differing)
     assert awaited.reason() == f"no instance can serve {OTHER} yet"
     instances.on_status(status("two", MODEL, MODEL, OTHER))
     assert awaited.reason() is None

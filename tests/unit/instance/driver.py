@@ -28,8 +28,6 @@ from tests.queued import LAYOUT, MODEL, OTHER
 
 C = TypeVar("C", bound=do.Command)
 OURS, R = InstanceId("i1"), RequestId("r")
-EQUAL, OTHERS = "0123", "4567"
-"""Digests of the instance's models, and of models with other files."""
 _MOST_WAKES_PER_S = 50
 
 
@@ -77,7 +75,7 @@ class Driver:
             "layout": LAYOUT,
         }
         models = {
-            name: ev.ModelFacts(model=name, digest=EQUAL, weight_bytes=size, kv_bytes_per_token=16)
+            name: ev.ModelFacts(model=name, weight_bytes=size, kv_bytes_per_token=16)
             for name, size in ((MODEL, 1000), (OTHER, 2000))
         }
         self.now = NOW
@@ -178,10 +176,6 @@ class Driver:
             work_queues=tuple(self.queues),
         )
         self.give(ev.Planned(plan=plan))
-
-    def reported(self, digest: str, gateway: str = "g") -> None:
-        """A gateway reports `MODEL` with files of *digest*, and `OTHER` with equal files."""
-        self.give(ev.GatewayReported(gateway=gateway, digests={MODEL: digest, OTHER: EQUAL}))
 
     def profile(self, profile: Profile) -> None:
         self.give(ev.Profiled(profile=profile))

@@ -3,15 +3,13 @@
 import pytest
 
 from shared.contracts.base import ModelName
-from shared.contracts.control import LsoActivate
 from shared.contracts.lanes import inbox_name, relegated_name
 from shared.contracts.telemetry import Residency
 from solver.instance import commands as do
 from solver.instance import events as ev
 from solver.instance.end import RETURNED_AT_CRASH
-from solver.instance.models import MEMORY_S
 from tests.queued import BATCH, BEST_EFFORT, MODEL, OTHER, a_request, lane_of, sampling
-from tests.unit.instance.driver import EQUAL, OTHERS, OURS, Driver, a_profile, segment
+from tests.unit.instance.driver import OURS, Driver, a_profile, segment
 
 LANE, RESUME = lane_of().queue_name, lane_of().resume_name
 
@@ -166,71 +164,3 @@ def test_sources_are_the_existing_queues_that_plans_and_notices_name():
     driver.plan(segment(LANE, best_effort.queue_name))
     sources = {inbox_name(OURS), *noticed, *exist, best_effort.queue_name}
     assert set(driver.instance.order.queues) == sources
-
-
-def test_model_with_other_files_than_the_gateways_is_out_of_service_until_they_are_equal():
-    driver = Driver(a_request("runs"), a_request("waits"), engine={"max_running": 1})
-    driver.reported(OTHERS)
-    status = driver.status
-    assert (status.differing, status.takes_in) == ((MODEL,), False)
-    assert [each.model for each in status.models] == [OTHER]
-    assert (driver.running, driver.outcome("waits")) == ({"runs"}, "handed back")
-
-    driver.reported(EQUAL)
-    driver.end("runs")
-    driver.put(a_request("again"))
-    assert driver.running == {"again"}
-    assert {each.model for each in driver.status.models} == {MODEL, OTHER}
-
-
-@pytest.mark.parametrize(
-    ("reports", "serves"),
-    [
-        ([(EQUAL, "one")], True),
-        ([(OTHERS, "one"), (OTHERS, "two")], False),
-        ([(OTHERS, "one"), (EQUAL, "two")], True),
-    ],
-    ids=["equal", "both differ", "one differs"],
-)
-def test_model_is_served_if_one_gateway_has_equal_files(
-    reports: list[tuple[str, str]], serves: object
-):
-    driver = Driver()
-    for digest, gateway in reports:
-        driver.reported(digest, gateway)
-    assert driver.status.takes_in is serves
-
-
-def test_model_of_no_gateway_is_served():
-    driver = Driver()
-    driver.give(ev.GatewayReported(gateway="g", digests={ModelName("third"): OTHERS}))
-    assert driver.status.takes_in
-
-
-def test_files_of_a_gateway_that_has_stopped_do_not_count():
-    driver = Driver()
-    driver.reported(OTHERS)
-    driver.wait(MEMORY_S)
-    assert driver.status.takes_in
-
-
-def test_plan_is_followed_without_the_models_that_differ():
-    driver = Driver()
-    driver.reported(OTHERS)
-    driver.plan(MODEL, OTHER)
-    assert driver.loads == [OTHER]
-    driver.reported(EQUAL)
-    assert driver.loads == [OTHER, MODEL]
-
-
-def test_operators_model_stays_until_the_next_plan():
-    driver = Driver()
-    driver.plan(MODEL, epoch=1)
-    result = driver.order(LsoActivate(instance_id=OURS, model=OTHER))
-    assert "until the next plan" in result.message
-
-    driver.plan(MODEL, epoch=1)
-    driver.wait(5.0)
-    assert driver.status.model == OTHER
-    driver.plan(MODEL, epoch=2)
-    assert driver.status.model == MODEL

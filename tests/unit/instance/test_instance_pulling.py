@@ -18,7 +18,7 @@ from solver.instance.end import CANCELLED
 from solver.scheduling.pull_room import PullBounds
 from tests.clocks import NOW
 from tests.queued import BATCH, BEST_EFFORT, MODEL, OTHER, a_request, lane_of, sampling
-from tests.unit.instance.driver import OTHERS, OURS, Driver, R, a_profile
+from tests.unit.instance.driver import OURS, Driver, R, a_profile
 
 LANE, RESUME, RELEGATED = lane_of().queue_name, lane_of().resume_name, relegated_name(MODEL)
 INBOX, MINE, THEIRS = inbox_name(OURS), "reply.mine", "reply.theirs"
@@ -249,9 +249,8 @@ def test_request_of_another_model_is_handed_back():
         (do.Load, lambda driver: driver.give(ev.Draining())),
         (do.Load, lambda driver: driver.plan(OTHER)),
         (do.Start, Driver.die),
-        (do.Load, lambda driver: driver.reported(OTHERS)),
     ],
-    ids=["drains", "swaps", "restarts", "differs"],
+    ids=["drains", "swaps", "restarts"],
 )
 def test_instance_that_must_not_pull_only_empties_its_inbox(
     waiting: type[do.Command], stop: Callable[[Driver], None]

@@ -6,7 +6,7 @@ from solver.instance import commands as do
 from solver.instance import events as ev
 from solver.instance.models import GRACE_S, RETRY_S
 from tests.queued import MODEL, OTHER, a_request, lane_of
-from tests.unit.instance.driver import EQUAL, OURS, Driver, segment
+from tests.unit.instance.driver import OURS, Driver, segment
 
 LANE = lane_of().queue_name
 
@@ -63,7 +63,7 @@ def test_a_model_that_is_added_again_is_kept():
     driver = Driver()
     driver.give(ev.Removed(model=OTHER))
     driver.wait(1.0)
-    driver.give(ev.Added(model=ev.ModelFacts(model=OTHER, digest=EQUAL)))
+    driver.give(ev.Added(model=ev.ModelFacts(model=OTHER)))
     driver.wait(2 * GRACE_S)
     assert released(driver) == []
     assert driver.status.releasing == ()
@@ -95,7 +95,7 @@ def test_a_lost_model_does_not_return_once_another_model_was_active():
 def test_the_release_of_another_model_keeps_the_model_that_an_operator_ordered():
     planned = ModelName("planned")
     driver = Driver()
-    driver.give(ev.Added(model=ev.ModelFacts(model=planned, digest=EQUAL)))
+    driver.give(ev.Added(model=ev.ModelFacts(model=planned)))
     driver.plan(planned, epoch=5)
     driver.order(LsoActivate(instance_id=OURS, model=OTHER))
     driver.give(ev.Removed(model=MODEL))

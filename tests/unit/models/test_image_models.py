@@ -9,7 +9,7 @@ from services.agent.backends.settings import VllmSettings
 from services.agent.backends.vllm.front.arguments import engine_arguments
 from shared.contracts.base import ModelName
 from shared.contracts.models import ModelEntry
-from shared.models.digest import model_digest, tokenizer_digest
+from shared.models.digest import tokenizer_digest
 from shared.models.files.model_files import PROCESSOR_FILES, has_processor
 from shared.models.files.sizes import kv_bytes_per_token
 from shared.models.registry import ModelRegistry
@@ -40,12 +40,12 @@ def test_only_models_that_read_images_have_a_processor(
 
 
 @pytest.mark.parametrize("name", PROCESSOR_FILES)
-def test_another_processor_changes_both_digests(entry: ModelEntry, name: str) -> None:
-    before = model_digest(entry), tokenizer_digest(entry)
+def test_another_processor_changes_the_digest(entry: ModelEntry, name: str) -> None:
+    before = tokenizer_digest(entry)
     file = Path(entry.path) / name
     file.write_text(file.read_text() + " ")
 
-    assert not {model_digest(entry), tokenizer_digest(entry)} & set(before)
+    assert tokenizer_digest(entry) != before
 
 
 def test_image_is_one_token_of_the_text(entry: ModelEntry) -> None:

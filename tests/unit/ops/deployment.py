@@ -131,10 +131,6 @@ def stages() -> dict[str, list[str]]:
     return found
 
 
-def parent(stage: str) -> str:
-    return stages()[stage][0].split()[1]
-
-
 def installed_extras(stage: str) -> list[str]:
     """Extras of the wheel that a stage installs, without its base stages."""
     for line in stages()[stage]:

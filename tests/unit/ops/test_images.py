@@ -5,7 +5,7 @@ import re
 import pytest
 
 from ops.release.images import TARGETS
-from tests.unit.ops.deployment import ROOT, installed_extras, parent, pyproject, stages
+from tests.unit.ops.deployment import ROOT, installed_extras, pyproject, stages
 
 EXTRAS = {
     "gateway": ["gateway", "otel"],
@@ -13,7 +13,6 @@ EXTRAS = {
     "estimator": ["estimator"],
     "agent": ["agent", "otel"],
     "headway": ["mesh", "otel"],
-    "gateway-vllm": ["gateway", "otel"],
     "agent-vllm-cpu": ["agent", "otel"],
     "agent-vllm": ["agent", "otel", "vllm"],
 }
@@ -78,10 +77,6 @@ def test_packages_are_installed_before_the_wheel_and_both_before_the_user(target
 
     assert steps == sorted(steps)
     assert all("from=wheel" not in line for line in lines[: steps[1]])
-
-
-def test_images_with_the_cpu_build_of_vllm_share_its_layer():
-    assert {parent(stage) for stage in ("gateway-vllm", "agent-vllm-cpu")} == {"vllm-cpu"}
 
 
 def test_every_image_is_part_of_a_release():

@@ -61,7 +61,7 @@ def completed(script: Path, *words: str) -> set[str]:
         (("headway", "models", "re"), {"remove"}),
         (("headway", "submit", "--max-t"), {"--max-tokens"}),
         (("headway", "keys", "create", "--te"), {"--tenant"}),
-        (("headway", "up", "--front", "v"), {"vllm"}),
+        (("headway", "usage", "--by", "h"), {"hour"}),
         (("headway", "plan", "sh"), {"show"}),
         (("headway", "plan", "show", "--ga"), {"--gantt"}),
         (("headway-planner", "he"), {"health"}),

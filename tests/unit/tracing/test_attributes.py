@@ -51,4 +51,3 @@ def test_operation_has_the_name_of_the_conventions():
     assert operation_of(a_request(prompt=None, call=call("/v1/completions"))) == "text_completion"
     embeddings = call("/v1/embeddings", pools=True)
     assert operation_of(a_request(prompt=None, call=embeddings)) == "embeddings"
-    assert operation_of(a_request(input_lengths=(4,))) == "embeddings"

@@ -131,7 +131,6 @@ class RemoteEngine(AnsweringBackend):
         else:
             yield Capability.RESUME
         if self._host is not None:
-            yield Capability.PAYLOAD
             yield Capability.CALLS
 
     async def prepare(self) -> None:
@@ -238,8 +237,7 @@ class RemoteEngine(AnsweringBackend):
 
     def _submit(self, request: EngineRequest) -> None:
         description = self._require_alive()
-        needs_vllm = request.payload is not None or request.call is not None
-        if self._host is not None and needs_vllm:
+        if self._host is not None and request.call is not None:
             self._submit_to_host(request, self._host)
         else:
             self._start(request.request_id, self._run(request, self._run_of(request, description)))
@@ -295,11 +293,6 @@ class RemoteEngine(AnsweringBackend):
                 priority=priority,
                 counts=description.is_vllm,
                 honoured=self._honoured(description),
-            )
-        if request.payload is not None:
-            raise UnsupportedError(
-                "no engine host reads encoded requests for this server: set "
-                "engine.remote.payloads, which needs vLLM"
             )
         stops = stop_tokens(self._entry, request)
         return TokenRun(request, model=model, priority=priority, stops=stops)

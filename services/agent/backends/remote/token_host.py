@@ -24,7 +24,6 @@ from services.agent.backends.vllm.shared.wire import (
     Models,
     Submit,
 )
-from services.engine_core.environment import WITHOUT_DEVICE
 from shared.contracts.base import RequestId, Seconds
 from shared.contracts.errors import EngineError, MeshError, NotActiveError
 from shared.contracts.models import ModelEntry
@@ -32,6 +31,8 @@ from shared.contracts.requests import Tokens
 
 log = structlog.get_logger()
 RESTART_PERIOD_S: Seconds = 5.0
+WITHOUT_DEVICE = {"VLLM_TARGET_DEVICE": "cpu"}
+"""Variables with which vLLM looks for no GPU."""
 Report = Callable[[Sequence[NewOutput | RunEnded]], None]
 
 
@@ -45,8 +46,8 @@ class TokenHost:
     """
     An engine host without engines, which all instances of an agent share.
 
-    It has vLLM, which reads the requests that vLLM's front has rendered, and renders calls. A host
-    that has ended is started again; its requests may run on another instance meanwhile.
+    It has vLLM, which reads bodies. A host that has ended is started again; its requests may run on
+    another instance meanwhile.
 
     Args:
         settings: Interpreter, log and time limits of the host.
@@ -115,7 +116,7 @@ class TokenHost:
         Args:
             request: The run.
             url: Address of the server, which is attached.
-            stops: Tokens that end the answer, unless the request has a payload.
+            stops: Tokens that end the answer, unless the request is a call.
             adapter: Directory of the request's adapter; empty if only the server has it.
             report: Receives the run's outputs and its end.
 

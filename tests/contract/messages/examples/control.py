@@ -5,7 +5,7 @@ from shared.contracts.control import (
     CancelsMarked,
     DrainInstance,
     EvictRequest,
-    GatewayModels,
+    GatewayStatus,
     LaneNonempty,
     LsoActivate,
     LsoAnswered,
@@ -31,7 +31,7 @@ from tests.contract.messages.examples.lanes import LANE
 
 EXAMPLES: tuple[Message, ...] = (
     RunStop(request_id="r1", run_id="run1", reason=StopReason.DUPLICATE),
-    GatewayModels(gateway="gateway-1", digests={"tiny-llama": "0123456789abcdef"}),
+    GatewayStatus(gateway="gateway-1"),
     RequestCancel(request_id="r1", reply_to="reply.p1"),
     StoredCancel(tenant="acme", request_id="r1"),
     CancelsMarked(mark="0123456789abcdef"),

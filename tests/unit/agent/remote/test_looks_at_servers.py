@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from services.agent.backends.base import EngineRequest
+from services.agent.backends.base import EngineCall, EngineRequest
 from services.agent.backends.remote.backend import WATCH_PERIOD_S, RemoteEngine
 from services.agent.backends.remote.server import Description, Server
 from services.agent.backends.settings import RemoteSettings
 from shared.contracts.base import ModelName, RequestId
 from shared.contracts.errors import EngineError
 from shared.contracts.models import ModelEntry
-from shared.contracts.requests import EnginePayload, Sampling
+from shared.contracts.requests import Sampling
 
 pytestmark = pytest.mark.virtual_time
 
@@ -105,12 +105,10 @@ async def test_ended_run_of_the_engine_host_no_longer_counts(
     shown.metrics = metrics(waiting=3)
     await looked()
     name = RequestId("r")
-    payload = EnginePayload(version="0.32.0", parts=(b"x",))
+    call = EngineCall(endpoint="/v1/completions", body=b'{"prompt":"x"}', seed=1)
     sampling = Sampling(max_tokens=4)
     engine.submit(
-        EngineRequest(
-            request_id=name, model=MODEL, prompt=(1, 2, 3), sampling=sampling, payload=payload
-        )
+        EngineRequest(request_id=name, model=MODEL, prompt=(), sampling=sampling, call=call)
     )
     before = engine.snapshot()
     if dies:

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from shared.contracts.control import EvictRequest
 from shared.contracts.qos import Slo
-from shared.contracts.requests import Progress
+from shared.contracts.requests import ApiCall, Progress
 from solver.instance import commands as do
 from solver.instance.events import Draining
 from solver.instance.request import SUSPECT_CRASHES
@@ -26,6 +27,7 @@ from tests.unit.instance.driver import OURS, Driver, R, segment
 RESUME = lane_of().resume_name
 NIGHT = Slo(ttlt_s=24 * 3600.0)
 PACED = Slo(ttft_s=1.0, tbt_s=0.1)
+INPUTS = ApiCall(endpoint="/v1/embeddings", body=msgspec.Raw(b"{}"), pools=True)
 
 
 def test_window_head_runs_first_up_to_the_engines_slots():
@@ -236,7 +238,7 @@ def test_resumed_run_has_the_deadline_of_its_next_token(slo: Slo, waited_s: floa
         ({"relegated": True}, Slo(), True),
         ({"slo": BATCH}, BATCH, True),
         ({"slo": BEST_EFFORT}, Slo(), True),
-        ({"slo": BEST_EFFORT, "prompt": (10, 11, 12), "input_lengths": (1, 2)}, Slo(), False),
+        ({"slo": BEST_EFFORT, "prompt": None, "call": INPUTS}, Slo(), False),
     ],
     ids=["interactive", "relegated", "batch", "best effort", "inputs"],
 )

@@ -63,13 +63,6 @@ def test_instances_that_take_no_requests_are_named_with_the_reason():
     assert "activates tiny-llama" in notes[1]
 
 
-def test_differing_model_is_named_with_its_instances():
-    whats = deviating(a_status("a", differing=(MODEL,), models=()), a_status("b"))
-
-    assert len(whats) == 1
-    assert whats[0].startswith("tiny-llama is not served by a:")
-
-
 def test_instances_with_another_registry_are_named():
     other = RegistryState(digest="d2")
     whats = deviating(a_status("a"), a_status("b", registry=other), a_status("c"))

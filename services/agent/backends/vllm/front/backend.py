@@ -291,7 +291,6 @@ def identity_of(
     is_single = not entries or any(num_devices(entry) == 1 for entry in entries)
     capabilities = capabilities_with(
         {
-            Capability.PAYLOAD: True,
             Capability.CALLS: True,
             Capability.CHECKPOINT: is_single and has_checkpoints(settings, is_cpu=is_cpu),
             Capability.LAYER_PREEMPTION: is_single and safepoint_layers(settings, is_cpu=is_cpu),

@@ -15,7 +15,6 @@ from types import MappingProxyType
 
 import services
 from services.agent.backends.settings import VllmSettings
-from services.engine_core.environment import inherited
 
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 _HOST_MODULE = "services.agent.backends.vllm.host.host"
@@ -34,7 +33,7 @@ def host_environment(
     path = os.environ.get("PYTHONPATH")
     return (
         defaults
-        | inherited()
+        | os.environ
         | settings.environment
         | dict(variables)
         | {

@@ -6,7 +6,7 @@ import pytest
 from shared.api.pooling import NO_SAMPLING
 from shared.contracts.base import ModelName
 from shared.contracts.estimates import LatencyCoefficients, Moments, OutputTokens, Profile
-from shared.contracts.requests import Progress, QueuedRequest
+from shared.contracts.requests import ApiCall, Progress, QueuedRequest
 from solver.prediction.latency.service_time import (
     capped,
     predicted_decode_s,
@@ -71,8 +71,9 @@ def test_decode_takes_one_iteration_per_token():
 
 
 def test_a_pooled_request_is_one_prefill():
+    call = ApiCall(endpoint="/v1/embeddings", body=msgspec.Raw(b"{}"), pools=True)
     pooled = a_request(
-        prompt_tokens=600, input_lengths=(300, 300), sampling=NO_SAMPLING, expected_tokens=0
+        prompt=None, call=call, prompt_tokens=600, sampling=NO_SAMPLING, expected_tokens=0
     )
 
     assert predicted_prefill_s(pooled, PROFILE) == pytest.approx(0.02 + 0.6)

@@ -123,8 +123,9 @@ class Applications:
         # Local import: see `_make`.
         from services.engine_core.media import ImageReads, current_reads  # noqa: PLC0415
 
-        hosts = self._entries[model].allowed_media_hosts
-        current_reads.set(ImageReads(hosts={host.lower() for host in hosts}))
+        entry = self._entries[model]
+        hosts = {host.lower() for host in entry.allowed_media_hosts}
+        current_reads.set(ImageReads(entry.images, hosts))
         await self._run(application, exchange)
         if caller.events is not None:
             caller.events.end()

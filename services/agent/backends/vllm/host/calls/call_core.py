@@ -16,6 +16,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreReques
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.metrics.stats import PrefillStats
 
+from services.agent.backends.base import EnginePayload
 from services.agent.backends.vllm.host.calls.events import CallEvents, events_of_call
 from services.engine_core.encoding import encode_request, encode_requests
 from services.engine_core.engine_client import Fail
@@ -23,7 +24,7 @@ from services.engine_core.pooling import num_values, pooled_output
 from services.engine_core.steps import AnswerSteps, ended, outputs_of
 from shared.api.pooling import MAX_UNIT_VALUES
 from shared.contracts.base import UnixTime
-from shared.contracts.requests import EnginePayload, FinishReason, StepDetails, Tokens
+from shared.contracts.requests import FinishReason, StepDetails, Tokens
 from shared.producer.effects import NewTokens
 
 log = structlog.get_logger()
@@ -31,8 +32,6 @@ log = structlog.get_logger()
 _NUM_SEEDS = 1 << 31
 _MOST_OUTPUTS = 16
 """Number of outputs of a request that vLLM gets at once."""
-_NOT_COMPARED = ""
-"""Digest of the model: the application and the engine read the same files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,8 +244,8 @@ class CallCoreClient(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped
 
 def _encoded(request: EngineCoreRequest) -> EnginePayload:
     if request.pooling_params is not None:
-        return encode_requests((request,), _NOT_COMPARED)
-    return encode_request(request, _NOT_COMPARED)
+        return encode_requests((request,))
+    return encode_request(request)
 
 
 def _outputs(request: EngineCoreRequest, answer: Answered) -> list[EngineCoreOutput]:

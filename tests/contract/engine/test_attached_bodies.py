@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 import pytest_asyncio
 
@@ -25,7 +24,7 @@ from services.agent.backends.vllm.front.process import vllm_unavailable_reason
 from shared.contracts.base import RequestId
 from shared.contracts.errors import MeshError
 from shared.contracts.models import ModelEntry
-from shared.contracts.requests import EnginePayload, Sampling, Tokens
+from shared.contracts.requests import Progress, Sampling, Tokens
 from shared.contracts.telemetry import Capability
 from tests.brokers import eventually
 from tests.contract.engine.engines import LLAMA, EngineRig, prompt_of, tiny_entries
@@ -64,17 +63,16 @@ class Attached(EngineRig):
     async def tokens(self, request: EngineRequest) -> Tokens:
         return tuple(token for each in await self.outputs(request) for token in each.token_ids)
 
-    def encoded(self, prompt: Tokens, progress: Tokens = (), **params: Any) -> EngineRequest:
-        """A request with a payload as vLLM's front encodes it, made without vLLM."""
-        values = {"max_tokens": 16, "ignore_eos": True, "temperature": 0.0} | params
-        encoded = ("", None, None, values, None, 0.0, None, None, None)
-        payload = EnginePayload(
-            version=self.engine.identity.engine.removeprefix("vllm-"),
-            parts=(msgspec.msgpack.encode(encoded),),
-            digest="",
+    def completion(self, prompt: Tokens, progress: Tokens = (), **fields: Any) -> EngineRequest:
+        """A body with the prompt, whose answer continues after *progress*."""
+        body = {"model": LLAMA, "prompt": prompt, "max_tokens": 16, "ignore_eos": True}
+        call = EngineCall(
+            endpoint="/v1/completions",
+            body=json.dumps(body | {"temperature": 0.0} | fields).encode(),
+            seed=1,
+            children=(Progress(token_ids=progress),) if progress else (),
         )
-        request = self.request(prompt, Sampling(max_tokens=values["max_tokens"]), payload=payload)
-        return replace(request, progress=progress)
+        return replace(self.request((), Sampling()), call=call)
 
     def call(self, body: dict[str, Any]) -> EngineRequest:
         call = EngineCall(endpoint="/v1/chat/completions", body=json.dumps(body).encode(), seed=1)
@@ -124,8 +122,8 @@ async def _hidden(_server: Server, _model: str) -> bool:
     return False
 
 
-async def test_instance_with_an_engine_host_takes_payloads_and_calls(rig: Attached) -> None:
-    assert {Capability.PAYLOAD, Capability.CALLS} <= rig.engine.identity.capabilities
+async def test_instance_with_an_engine_host_takes_bodies(rig: Attached) -> None:
+    assert Capability.CALLS in rig.engine.identity.capabilities
 
 
 async def test_call_is_answered_as_by_the_server_itself(rig: Attached) -> None:
@@ -143,8 +141,8 @@ async def test_call_that_vllm_refuses_names_its_field(rig: Attached) -> None:
         await rig.outputs(rig.call(CHAT | {"temperature": -1}))
 
 
-async def test_payload_gets_the_log_probabilities_that_it_asks_for(rig: Attached) -> None:
-    outputs = await rig.outputs(rig.encoded(prompt_of(30), logprobs=2))
+async def test_answer_has_the_log_probabilities_that_the_body_asks_for(rig: Attached) -> None:
+    outputs = await rig.outputs(rig.completion(prompt_of(30), logprobs=2))
     steps = [step for output in outputs for step in output.details]
 
     assert sum(step.num_tokens for step in steps) == 16
@@ -158,8 +156,8 @@ async def test_cut_answer_continues_with_equal_tokens(
     rig: Attached, params: dict[str, Any]
 ) -> None:
     prompt = prompt_of(70, first=5)
-    whole = await rig.tokens(rig.encoded(prompt, **params))
-    rest = await rig.tokens(rig.encoded(prompt, whole[:9], **params))
+    whole = await rig.tokens(rig.completion(prompt, **params))
+    rest = await rig.tokens(rig.completion(prompt, whole[:9], **params))
 
     assert whole == whole[:9] + rest
 
@@ -177,22 +175,22 @@ async def test_stop_string_ends_an_answer(rig: Attached) -> None:
 
 async def test_what_no_stream_carries_is_refused_by_name(rig: Attached) -> None:
     with pytest.raises(MeshError, match="prompt_logprobs"):
-        await rig.outputs(rig.encoded(prompt_of(8), prompt_logprobs=1))
+        await rig.outputs(rig.completion(prompt_of(8), prompt_logprobs=1))
 
 
 @pytest.mark.parametrize("rig", ["generate"], indirect=True)
 async def test_generate_api_carries_arguments_of_plugins(rig: Attached) -> None:
-    assert len(await rig.tokens(rig.encoded(prompt_of(8), extra_args={"plugin": 1}))) == 16
+    assert len(await rig.tokens(rig.completion(prompt_of(8), vllm_xargs={"plugin": 1}))) == 16
 
 
 @pytest.mark.parametrize("rig", ["completions"], indirect=True)
 async def test_completions_api_refuses_arguments_of_plugins_by_name(rig: Attached) -> None:
     with pytest.raises(MeshError, match=r"extra_args.*enable-scale-out"):
-        await rig.outputs(rig.encoded(prompt_of(8), extra_args={"plugin": 1}))
+        await rig.outputs(rig.completion(prompt_of(8), vllm_xargs={"plugin": 1}))
 
 
 async def test_aborted_run_ends_at_the_server(rig: Attached) -> None:
-    request = rig.encoded(prompt_of(8), max_tokens=3000)
+    request = rig.completion(prompt_of(8), max_tokens=3000)
     async with httpx.AsyncClient(base_url=rig.url) as client:
 
         async def measured(name: str) -> float:
@@ -217,7 +215,7 @@ async def test_aborted_run_ends_at_the_server(rig: Attached) -> None:
 @pytest.mark.parametrize("rig", ["generate"], indirect=True)
 async def test_engine_host_that_dies_is_started_again(rig: Attached) -> None:
     """Keep this test the last one of the module: other tests would find no host for seconds."""
-    request = rig.encoded(prompt_of(8), max_tokens=3000)
+    request = rig.completion(prompt_of(8), max_tokens=3000)
     answer = asyncio.create_task(rig.outputs(request))
     await eventually(lambda: rig.engine.snapshot().running == 1)
     assert rig.host.pid is not None
@@ -227,4 +225,4 @@ async def test_engine_host_that_dies_is_started_again(rig: Attached) -> None:
 
     assert rig.engine.alive
     await eventually(lambda: rig.host.pid is not None, within_s=300)
-    assert len(await rig.tokens(rig.encoded(prompt_of(8)))) == 16
+    assert len(await rig.tokens(rig.completion(prompt_of(8)))) == 16

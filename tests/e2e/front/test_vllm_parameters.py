@@ -1,4 +1,4 @@
-"""vLLM's parameters pass from vLLM's application through the mesh to vLLM's engine."""
+"""vLLM's parameters pass through the mesh to vLLM's application and engine."""
 
 import json
 import re
@@ -41,7 +41,7 @@ COMPLETION: dict[str, Any] = {"model": LLAMA, "prompt": "hello", "temperature": 
 async def http(
     rabbit_servers: Callable[[str], RabbitServer], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a mesh with one vLLM engine and the front `vllm`."""
+    """A client of a mesh with one vLLM engine."""
     directory = tmp_path_factory.mktemp("mesh")
     settings = await migrated_settings(None, directory / "data")
     store = msgspec.to_builtins(settings)
@@ -52,7 +52,7 @@ async def http(
             engine="vllm",
             agents=1,
             registry=tool_registry(directory / "models"),
-            gateway={"front": "vllm", "store": store},
+            gateway={"store": store},
             planner={"store": store},
         )
         async with (
@@ -146,7 +146,7 @@ WHOLE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("path", WHOLE)
 async def test_whole_answers_are_repeated_byte_by_byte(http: httpx.AsyncClient, path: str):
-    """Also their ids and times, which vLLM's application makes again for each answer."""
+    """Also their ids and times."""
     first, second, other = [
         await http.post(path, json=WHOLE[path], headers={"idempotency-key": f"{path} {key}"})
         for key in ("one", "one", "two")

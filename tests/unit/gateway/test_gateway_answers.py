@@ -1,4 +1,4 @@
-"""Responses of vLLM's application with the mesh's headers, results and errors."""
+"""Answers of engines with the mesh's headers, results and errors."""
 
 from typing import Any
 
@@ -75,7 +75,7 @@ async def part(response: Response, body: bytes, *, more: bool = True) -> None:
 
 
 async def test_whole_answer_gets_ids_and_results(response: Response, client: Client, call: Call):
-    call.finals.append(completed("run", request="req-1"))
+    call.final = completed("run", request="req-1")
     await started(response)
     await part(response, b'{"choices":')
     await part(response, b"[]}", more=False)
@@ -88,21 +88,10 @@ async def test_whole_answer_gets_ids_and_results(response: Response, client: Cli
     assert response.outcome() is Outcome.COMPLETED
 
 
-async def test_results_of_several_requests_are_a_list(
-    response: Response, client: Client, call: Call
-):
-    call.finals += [completed("run", request="req-1"), completed("run", request="req-1-2")]
-    await started(response)
-    await part(response, b'{"choices":[]}', more=False)
-
-    results = msgspec.json.decode(client.body)["headway"]
-    assert [each["request_id"] for each in results] == ["req-1", "req-1-2"]
-
-
 async def test_answers_that_are_no_json_objects_are_unchanged(
     response: Response, client: Client, call: Call
 ):
-    call.finals.append(completed("run", request="req-1"))
+    call.final = completed("run", request="req-1")
     await started(response, b"application/octet-stream")
     await part(response, b"\x00\x01}", more=False)
 
@@ -139,7 +128,7 @@ async def test_last_chunk_of_a_stream_has_the_results(
 ):
     await started(response, SSE)
     await part(response, b'data: {"choices":[{"text":"a","finish_reason":null}]}\n\n')
-    call.finals.append(completed("run", request="req-1"))
+    call.final = completed("run", request="req-1")
     await part(response, b'data: {"choices":[{"text":"b"}]}\n\n')
     await part(response, b'data: {"choices":[{"text":"","finish_reason":"stop"}]}\n\n')
     await part(response, b"data: [DONE]\n\n", more=False)
