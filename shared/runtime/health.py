@@ -29,6 +29,8 @@ connection first. Otherwise a request may be in transit to a closed connection. 
 needed after a pause of the whole process, when the timer can expire before pending data is read.
 """
 
+DATE_PERIOD_S = 1.0
+"""Time after which the date in the heads of answers is written again."""
 LAST_REQUESTS_S = 0.05
 """Time in which a server that stops accepts waiting connections, and again reads their requests."""
 
@@ -91,6 +93,22 @@ class QuietServer(uvicorn.Server):
     whether its request was served.
     """
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._stopped = asyncio.Event()
+
+    def stop(self) -> None:
+        """Begin the shutdown."""
+        self.should_exit = True
+        self._stopped.set()
+
+    async def main_loop(self) -> None:
+        # Uvicorn looks ten times per second whether it should stop.
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DATE_PERIOD_S):
+                    await self._stopped.wait()
+
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]  # noqa: ANN201 - uvicorn's own hook
         yield
@@ -102,7 +120,8 @@ class QuietServer(uvicorn.Server):
         for listener in sockets or []:
             listener.close()
         await asyncio.sleep(LAST_REQUESTS_S)  # reads the requests of open connections
-        await super().shutdown(sockets)
+        if self.server_state.connections or self.server_state.tasks:
+            await super().shutdown(sockets)  # waits a while even for none
 
 
 @contextlib.asynccontextmanager
@@ -140,7 +159,7 @@ async def serve_http(
     try:
         yield
     finally:
-        server.should_exit = True
+        server.stop()
         with contextlib.suppress(asyncio.CancelledError):
             await task
         sock.close()

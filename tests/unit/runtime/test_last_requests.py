@@ -40,7 +40,7 @@ async def served(port: int) -> AsyncIterator[Connection]:
     await reader.readuntil(b"served")
     yield reader, writer
     await server.shutdown([listener])
-    server.should_exit = True
+    server.stop()
     await running
 
 
