@@ -7,7 +7,7 @@ import re
 import shutil
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -96,11 +96,10 @@ class RabbitServer:
     def fresh_url(self) -> Iterator[str]:
         """URL of an unused virtual host."""
         if not self._free:
-            self._delete(self._used)
-            self._used = []
             self._free = [f"{self._prefix}-{self._num_made + n}" for n in range(VHOST_BATCH)]
             self._num_made += VHOST_BATCH
-            self._create(self._free)
+            self._replace(self._used, self._free)
+            self._used = []
         name = self._free.pop()
         yield str(self.base.with_path(f"/{name}"))
         self._used.append(name)
@@ -109,32 +108,29 @@ class RabbitServer:
         """Delete virtual hosts left by killed test runs on this machine."""
         listed = self._ctl("list_vhosts", "name", "--no-table-headers") or ""
         made = [(name, MADE_BY.match(name)) for name in listed.split()]
-        self._delete([name for name, by in made if by and not psutil.pid_exists(int(by["pid"]))])
+        self._replace([name for name, by in made if by and not psutil.pid_exists(int(by["pid"]))])
 
     def close(self) -> None:
         if self.node is None:
-            self._delete(self._used + self._free)
+            self._replace(self._used + self._free)
 
-    def _create(self, names: list[str]) -> None:
-        user = self.base.user or "guest"
-        self._each(
-            names,
-            'begin rabbit_vhost:add(V, <<"test">>), rabbit_auth_backend_internal:set_permissions('
-            f'<<"{user}">>, V, <<".*">>, <<".*">>, <<".*">>, <<"test">>) end',
-            "PUT",
-        )
-
-    def _delete(self, names: list[str]) -> None:
-        # Another test run may have deleted the abandoned hosts.
-        self._each(names, 'catch rabbit_vhost:delete(V, <<"test">>)', "DELETE")
-
-    def _each(self, names: list[str], erlang: str, method: str) -> None:
-        if not names:
+    def _replace(self, old: list[str], new: Sequence[str] = ()) -> None:
+        """Delete virtual hosts and create others, with one start of `rabbitmqctl` for all."""
+        if not old and not new:
             return
-        binaries = ", ".join(f'<<"{name}">>' for name in names)
-        expression = f"[({erlang}) || V <- [{binaries}]], ok."
+        user = self.base.user or "guest"
+        create = (
+            'begin rabbit_vhost:add(V, <<"test">>), rabbit_auth_backend_internal:set_permissions('
+            f'<<"{user}">>, V, <<".*">>, <<".*">>, <<".*">>, <<"test">>) end'
+        )
+        # Another test run may have deleted the abandoned hosts.
+        delete = 'catch rabbit_vhost:delete(V, <<"test">>)'
+        expression = (
+            f"[({delete}) || V <- {_binaries(old)}], [({create}) || V <- {_binaries(new)}], ok."
+        )
         if self._ctl("eval", expression) is None:
-            self._through_management(names, method)
+            self._through_management(old, "DELETE")
+            self._through_management(new, "PUT")
 
     def _ctl(self, *arguments: str) -> str | None:
         """Standard output of `rabbitmqctl` on this server; None if it cannot be used."""
@@ -150,7 +146,7 @@ class RabbitServer:
         except BrokerUnavailableError:
             return None
 
-    def _through_management(self, names: list[str], method: str) -> None:
+    def _through_management(self, names: Sequence[str], method: str) -> None:
         user, password = self.base.user or "guest", self.base.password or "guest"
         root = f"http://{self.base.host}:15672/api"
         passwords = urllib.request.HTTPPasswordMgrWithDefaultRealm()
@@ -175,6 +171,11 @@ class RabbitServer:
                 f"cannot create virtual hosts on {self.base.host}: neither rabbitmqctl nor the "
                 f"management API works ({error})"
             )
+
+
+def _binaries(names: Sequence[str]) -> str:
+    """A list of Erlang's binaries."""
+    return "[" + ", ".join(f'<<"{name}">>' for name in names) + "]"
 
 
 def release_of(target: str) -> Release:
