@@ -25,6 +25,7 @@ from tests.brokers import (
     release_of,
 )
 from tests.postgres import new_postgres
+from tests.stores import migrated_settings
 
 # The time to draw examples depends on the machine's load, not on the code.
 for profile, max_examples in (("quick", 25), ("thorough", 100)):
@@ -92,6 +93,14 @@ def postgres() -> Iterator[PrivatePostgres]:
         yield server
     finally:
         server.close()
+
+
+@pytest.fixture(scope="session")
+def migrated_template(postgres: PrivatePostgres, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Name of a database of PostgreSQL with the current schema."""
+    name = postgres.fresh()
+    asyncio.run(migrated_settings(postgres.url(name), tmp_path_factory.mktemp("template")))
+    return name
 
 
 @pytest.fixture(params=[MEMORY, *RABBIT_PARAMS])

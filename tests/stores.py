@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Double, literal
 from shared.contracts.base import TenantId
 from shared.store.files import StoredFile
 from shared.store.ids import new_batch_id, new_file_id, new_response_id
-from shared.store.location import Host, Location, location_of
+from shared.store.location import PRIVATE, Host, Location, location_of
 from shared.store.migrating import migrate
 from shared.store.objects.batches import StoredBatch
 from shared.store.objects.responses import StoredEvent, StoredResponse
@@ -18,6 +18,8 @@ from shared.store.store import Store
 
 NOW = 1_700_000_000.0
 ACME, OTHER = TenantId("acme"), TenantId("other")
+_migrated_files: list[bytes] = []
+"""The first SQLite file that was migrated here: others are copies."""
 
 
 class ManualClock:
@@ -45,7 +47,15 @@ def place(settings: StoreSettings) -> Location:
 async def migrated_settings(url: str | None, directory: Path) -> StoreSettings:
     """Settings of a store as `settings_of` makes them, with the current schema."""
     settings = settings_of(url, directory)
-    await migrate(place(settings))
+    file = place(settings).sqlite_file
+    if file is None:
+        await migrate(place(settings))
+    elif not _migrated_files:
+        await migrate(place(settings))
+        _migrated_files.append(file.read_bytes())
+    else:
+        file.parent.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+        file.write_bytes(_migrated_files[0])
     return settings
 
 

@@ -18,11 +18,11 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest) -> str | None:
-    """URL of an empty database; None for SQLite in the data directory."""
+    """URL of a database with the schema; None for SQLite in the data directory."""
     if request.param == "sqlite":
         return None
     server: PrivatePostgres = request.getfixturevalue("postgres")
-    return server.url(server.fresh())
+    return server.url(server.fresh(template=request.getfixturevalue("migrated_template")))
 
 
 @pytest.fixture

@@ -7,21 +7,11 @@ from pathlib import Path
 import pytest
 
 from ops.bench.postgres import PrivatePostgres
-from shared.store.migrating import migrate
 from shared.store.settings import StoreSettings
 from shared.store.store import Store
-from tests.stores import ManualClock, open_store, place, settings_of
+from tests.stores import ManualClock, migrated_settings, open_store, settings_of
 
 DATABASES = ("sqlite", "postgresql")
-
-
-@pytest.fixture(scope="session")
-def migrated_template(postgres: PrivatePostgres, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Name of a database of PostgreSQL with the current schema."""
-    name = postgres.fresh()
-    settings = settings_of(postgres.url(name), tmp_path_factory.mktemp("template"))
-    asyncio.run(migrate(place(settings)))
-    return name
 
 
 @pytest.fixture(params=DATABASES)
@@ -47,9 +37,7 @@ def migrated(
 ) -> Iterator[StoreSettings]:
     """Settings of a store with the current schema."""
     if database_kind == "sqlite":
-        settings = settings_of(None, tmp_path)
-        asyncio.run(migrate(place(settings)))
-        yield settings
+        yield asyncio.run(migrated_settings(None, tmp_path))
         return
     server: PrivatePostgres = request.getfixturevalue("postgres")
     name = server.fresh(template=request.getfixturevalue("migrated_template"))
