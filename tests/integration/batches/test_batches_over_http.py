@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import openai
 import pytest
+import pytest_asyncio
 
 from ops.ports import free_port
 from services.mesh.cli import main
@@ -19,6 +20,8 @@ from shared.models.tiny import make_tiny_models
 from shared.runtime.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from tests.queued import MODEL
 from tests.stores import migrated_settings
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CHAT = "/v1/chat/completions"
 
@@ -50,13 +53,14 @@ async def opened_mesh(directory: Path, **batches: Any) -> AsyncIterator[str]:
         yield spec.gateway_url
 
 
-@pytest.fixture
-async def url(tmp_path: Path) -> AsyncIterator[str]:
-    async with opened_mesh(tmp_path) as opened:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    """The mesh of most tests."""
+    async with opened_mesh(tmp_path_factory.mktemp("mesh")) as opened:
         yield opened
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as opened:
         yield opened
@@ -232,6 +236,7 @@ async def test_the_command_names_what_is_wrong(
     url: str, client: openai.AsyncOpenAI, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     file = tmp_path / "in.jsonl"
+    before = [each.id async for each in client.files.list()]
     missing = await run(url, "submit", str(file))
     file.write_bytes(b"{}\n")
     without_url = await run(url, "submit", str(file))
@@ -252,4 +257,4 @@ async def test_the_command_names_what_is_wrong(
     assert "--errors needs --output" in errors[2]
     assert "batch_not_found" in errors[3]
     assert "no answer from http://127.0.0.1:9" in errors[4]
-    assert [each.id async for each in client.files.list()] == []
+    assert [each.id async for each in client.files.list()] == before

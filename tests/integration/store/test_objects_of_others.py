@@ -9,15 +9,16 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+import pytest_asyncio
 
 from services.gateway.batches.openapi import batch_paths
 from services.gateway.files.openapi import file_paths
 from services.gateway.requests.openapi import request_paths
 from services.gateway.responses.openapi import response_paths
-from shared.contracts.base import RequestId
+from shared.contracts.base import RequestId, TenantId
 from shared.store.requests.records import Asked
 from shared.store.store import Store
-from tests.brokers import MEMORY, BrokerRig
+from tests.brokers import MemoryRig
 from tests.integration.gateway_rig import KEYS, http_client, running_gateway
 from tests.stores import (
     ACME,
@@ -28,6 +29,8 @@ from tests.stores import (
     open_store,
     put,
 )
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PATHS: dict[str, Any] = {
     path: operations
@@ -40,18 +43,15 @@ OF_OBJECTS = [
     for method in operations
     if "{" in path
 ]
+LISTED = TenantId("listed")
+"""Tenant with one object of each kind."""
+API_KEYS = KEYS | {"sk-listed": LISTED}
 LISTS = [path for path, operations in PATHS.items() if "{" not in path and "get" in operations]
-
-
-@pytest.fixture
-def broker_target() -> str:
-    """Stored objects do not pass through the broker."""
-    return MEMORY
 
 
 @dataclass(frozen=True)
 class Rig:
-    """A gateway, and the ids of one object of each kind, which belong to `ACME`."""
+    """A gateway, and the ids of one object of each kind, which belong to a tenant."""
 
     http: httpx.AsyncClient
     ids: dict[str, str]
@@ -61,28 +61,34 @@ class Rig:
         return await self.http.request(method, url, headers={"authorization": f"Bearer {key}"})
 
 
-@pytest.fixture
-async def rig(broker_rig: BrokerRig, registry: Path, tmp_path: Path) -> AsyncIterator[Rig]:
-    settings = await migrated_settings(None, tmp_path / "data")
+Served = tuple[httpx.AsyncClient, Store]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(registry: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    """Client of a gateway, and its store; stored objects do not pass through the broker."""
+    settings = await migrated_settings(None, tmp_path_factory.mktemp("data"))
+    brokers = MemoryRig()
     async with open_store(settings) as store, http_client() as http:
         await store.check()
         stored = msgspec.to_builtins(settings)
-        async with running_gateway(broker_rig, registry, api_keys=KEYS, store=stored) as gateway:
+        async with running_gateway(brokers, registry, api_keys=API_KEYS, store=stored) as gateway:
             http.base_url = httpx.URL(gateway.url)
-            yield Rig(http, await objects_in(store))
+            yield http, store
+    await brokers.close()
 
 
-async def objects_in(store: Store) -> dict[str, str]:
+async def objects_in(store: Store, tenant: TenantId) -> dict[str, str]:
     """One object of each kind: name of the parameter of paths -> id."""
     now = await store.database.time()
-    file = await put(store, b"content")
-    batch = a_batch(made_at=now)
+    file = await put(store, b"content", tenant)
+    batch = a_batch(tenant, made_at=now)
     await store.batches.add(batch)
-    response = a_response(made_at=now)
+    response = a_response(tenant, made_at=now)
     await store.responses.add(response, (an_event(0), an_event(1)), held_s=3600.0)
     asked = Asked(
-        tenant=ACME,
-        request_id=RequestId("order-1"),
+        tenant=tenant,
+        request_id=RequestId(f"order-{file.id}"),
         digest="d",
         endpoint="/v1/completions",
         model="tiny-llama",
@@ -98,7 +104,9 @@ async def objects_in(store: Store) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("method", "path"), OF_OBJECTS)
-async def test_objects_of_others_are_not_found(rig: Rig, method: str, path: str):
+async def test_objects_of_others_are_not_found(served: Served, method: str, path: str):
+    http, store = served
+    rig = Rig(http, await objects_in(store, ACME))
     of_other = await rig.ask(method, path, "sk-other")
     of_owner = await rig.ask(method, path, "sk-acme")
 
@@ -106,10 +114,12 @@ async def test_objects_of_others_are_not_found(rig: Rig, method: str, path: str)
     assert of_owner.status_code not in {401, 403, 404, 405}
 
 
-async def test_lists_have_the_objects_of_the_tenant_alone(rig: Rig):
+async def test_lists_have_the_objects_of_the_tenant_alone(served: Served):
+    http, store = served
+    rig = Rig(http, await objects_in(store, LISTED))
     for path in LISTS:
         of_other = (await rig.ask("get", path, "sk-other")).json()
-        of_owner = (await rig.ask("get", path, "sk-acme")).json()
+        of_owner = (await rig.ask("get", path, "sk-listed")).json()
 
         assert of_other["data"] == []
         assert len(of_owner["data"]) == 1

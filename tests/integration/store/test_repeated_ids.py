@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import msgspec
 import pytest
+import pytest_asyncio
 
 from ops.ports import free_port
 from services.mesh.spec import EMBEDDED, AgentSpec, MeshSpec
@@ -31,6 +32,8 @@ from tests.conftest import RABBIT_PARAMS
 from tests.integration.ends.broker_mesh import BrokerMesh
 from tests.queued import MODEL
 from tests.stores import migrated_settings, open_store, place
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 WITHIN_S = 30.0
 TENANT = TenantId("guest")
@@ -141,16 +144,24 @@ async def opened(directory: Path, url: str | None) -> AsyncIterator[Rig]:
         yield Rig(client, store, settings)
 
 
-@pytest.fixture(params=[pytest.param(MEMORY, marks=pytest.mark.slow), *RABBIT_PARAMS])
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
+    params=[pytest.param(MEMORY, marks=pytest.mark.slow), *RABBIT_PARAMS],
+)
 async def rig(
-    request: Any, rabbit_servers: Callable[[str], RabbitServer], tmp_path: Path
+    request: Any,
+    rabbit_servers: Callable[[str], RabbitServer],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[Rig]:
+    """The rig of all tests; each has ids of its own."""
+    directory = tmp_path_factory.mktemp("mesh")
     if request.param == MEMORY:
-        async with opened(tmp_path, None) as made:
+        async with opened(directory, None) as made:
             yield made
         return
     with rabbit_servers(request.param).fresh_url() as url:
-        async with opened(tmp_path, url) as made:
+        async with opened(directory, url) as made:
             yield made
 
 
@@ -240,10 +251,10 @@ async def test_a_request_under_an_id_is_refused_at_once_if_the_disk_is_full(
 
     with monkeypatch.context() as patched:
         patched.setattr(Claims, "claim", claim)
-        await rig.client.publish("r1")
-        [refused] = await rig.client.finals_of("r1", 1)
-    await rig.client.publish("r1")
-    _, completed = await rig.client.finals_of("r1", 2)
+        await rig.client.publish("r-10")
+        [refused] = await rig.client.finals_of("r-10", 1)
+    await rig.client.publish("r-10")
+    _, completed = await rig.client.finals_of("r-10", 2)
 
     assert isinstance(refused, RequestFailed)
     assert (refused.error.code, refused.error.status) == ("over_capacity", 503)
