@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -92,6 +93,12 @@ def train_tokenizer() -> tokenizers.Tokenizer:
     return tokenizer
 
 
+@cache
+def _trained() -> str:
+    """The tokenizer of all tiny models of this process: training takes longer than all the rest."""
+    return train_tokenizer().to_str()
+
+
 def write_tokenizer(directory: Path, *, reads_images: bool = False) -> None:
     """
     Write `tokenizer.json` and `tokenizer_config.json`, with a chat template.
@@ -100,7 +107,7 @@ def write_tokenizer(directory: Path, *, reads_images: bool = False) -> None:
         directory: Directory of the model.
         reads_images: True to add the tokens of images to the vocabulary and to the template.
     """
-    tokenizer = train_tokenizer()
+    tokenizer = tokenizers.Tokenizer.from_str(_trained())
     if reads_images:
         tokenizer.add_special_tokens(list(IMAGE_TOKENS))
     tokenizer.save(str(directory / "tokenizer.json"))
