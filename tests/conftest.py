@@ -1,11 +1,13 @@
 """Fixtures shared by all tests."""
 
 import asyncio
+import functools
 import gc
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
+import httpx
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
@@ -56,6 +58,16 @@ def pytest_asyncio_loop_factories(
 def pytest_collection_finish() -> None:
     """Exclude objects of imported modules from garbage collection: they live to the end."""
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates_read_once() -> Iterator[None]:
+    """Give all clients of httpx one set of certificates: each would read the system's anew."""
+    read = functools.cache(httpx.create_ssl_context)
+    with pytest.MonkeyPatch.context() as patched:
+        # White box: neither httpx nor clients that are made of it have a setting for all.
+        patched.setattr("httpx._transports.default.create_ssl_context", read)
+        yield
 
 
 @pytest.fixture(autouse=True)
