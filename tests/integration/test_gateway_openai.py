@@ -1,10 +1,12 @@
 """The gateway behind the stock OpenAI client and in front of a fake mesh."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import openai
 import pytest
+import pytest_asyncio
 
 from shared.contracts.ingress import CallRequest
 from shared.contracts.qos import Slo
@@ -151,6 +153,14 @@ async def test_api_keys_are_required_and_select_the_tenant(broker_rig: BrokerRig
     assert [request.body.tenant for request in rig.mesh.requests] == ["acme"]
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(shared_brokers: BrokerRig, registry: Path) -> AsyncIterator[GatewayRig]:
+    """A gateway of all failures."""
+    async with running_gateway(shared_brokers, registry) as rig:
+        yield rig
+
+
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("status", "error"),
     [
@@ -162,13 +172,13 @@ async def test_api_keys_are_required_and_select_the_tenant(broker_rig: BrokerRig
 )
 @pytest.mark.parametrize("stream", [False, True])
 async def test_failure_in_the_mesh_keeps_its_status(
-    broker_rig: BrokerRig, registry: Path, status: int, error: type[Exception], *, stream: bool
+    shared: GatewayRig, status: int, error: type[Exception], *, stream: bool
 ):
     async def refuse(request: Request) -> None:
         await request.fail(status=status, code="because")
 
-    async with running_gateway(broker_rig, registry) as rig, client_of(rig) as client:
-        rig.mesh.script = refuse
+    shared.mesh.script = refuse
+    async with client_of(shared) as client:
         with pytest.raises(error) as caught:
             await client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=stream)
 

@@ -1,9 +1,11 @@
 """The gateway when clients disconnect, runs diverge, the broker is lost, or the gateway stops."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from shared.broker import topology
 from shared.broker.protocol import OutMessage
@@ -149,6 +151,14 @@ async def test_client_timeout_is_honoured(broker_rig: BrokerRig, registry: Path)
     assert (whole.status_code, whole.json()["error"]["type"]) == (504, "timeout_error")
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(shared_brokers: BrokerRig, registry: Path) -> AsyncIterator[GatewayRig]:
+    """A gateway that refuses long bodies."""
+    async with running_gateway(shared_brokers, registry, limits={"max_body_bytes": 1000}) as rig:
+        yield rig
+
+
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("method", "path", "content", "status"),
     [
@@ -160,20 +170,11 @@ async def test_client_timeout_is_honoured(broker_rig: BrokerRig, registry: Path)
     ],
 )
 async def test_every_error_has_openais_body(
-    broker_rig: BrokerRig,
-    registry: Path,
-    *,
-    method: str,
-    path: str,
-    content: bytes | None,
-    status: int,
+    shared: GatewayRig, *, method: str, path: str, content: bytes | None, status: int
 ):
-    async with (
-        running_gateway(broker_rig, registry, limits={"max_body_bytes": 1000}) as rig,
-        http_client() as http,
-    ):
+    async with http_client() as http:
         response = await http.request(
-            method, rig.url + path, content=content, headers={"x-request-id": "mine"}
+            method, shared.url + path, content=content, headers={"x-request-id": "mine"}
         )
 
     assert response.status_code == status

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from shared.broker.stories import StoryOutbox
 from shared.contracts.base import RequestId, TenantId
@@ -86,6 +87,16 @@ async def test_a_request_without_an_end_says_where_it_is(broker_rig: BrokerRig, 
     assert "it has not ended, and a1 has it" in held.json()["error"]["message"]
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(
+    shared_brokers: BrokerRig, registry: Path
+) -> AsyncIterator[tuple[httpx.AsyncClient, str]]:
+    """A client and the URL of stories, for requests that are refused."""
+    async with answering(shared_brokers, registry) as answers:
+        yield answers
+
+
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -95,10 +106,10 @@ async def test_a_request_without_an_end_says_where_it_is(broker_rig: BrokerRig, 
     ],
 )
 async def test_an_invalid_parameter_is_refused_by_name(
-    broker_rig: BrokerRig, registry: Path, name: str, value: str
+    shared: tuple[httpx.AsyncClient, str], name: str, value: str
 ):
-    async with answering(broker_rig, registry) as (client, url):
-        refused = await client.get(url, params={name: value}, headers=ACME)
+    client, url = shared
+    refused = await client.get(url, params={name: value}, headers=ACME)
 
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
 

@@ -1,7 +1,8 @@
 """Completion of commands by shells."""
 
+import contextlib
+import io
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -30,14 +31,11 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Scripts of bash by program, as the commands print them."""
     directory = tmp_path_factory.mktemp("completion")
     found = {}
-    for program, module in (("headway", "mesh"), ("headway-planner", "planner")):
-        done = subprocess.run(
-            [sys.executable, "-m", f"services.{module}", "completion", "bash"],
-            capture_output=True,
-            check=True,
-        )
+    for program, main in (("headway", headway), ("headway-planner", planner)):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            assert main(["completion", "bash"]) == 0
         found[program] = directory / program
-        found[program].write_bytes(done.stdout)
+        found[program].write_text(printed.getvalue())
     return found
 
 
