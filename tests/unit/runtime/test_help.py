@@ -1,7 +1,10 @@
 """Help of all commands: complete, readable at 80 columns without colour, and without secrets."""
 
 import importlib
+import io
 from collections.abc import Iterator
+from contextlib import redirect_stdout
+from functools import cache
 from inspect import getdoc
 from pathlib import Path
 from typing import Annotated, get_args
@@ -35,6 +38,7 @@ PAGES = {
 every_page = pytest.mark.parametrize("page", PAGES)
 
 
+@cache
 def options(page: str) -> list[Argument]:
     _, app = PAGES[page]
     if app.default_command is None:
@@ -42,11 +46,15 @@ def options(page: str) -> list[Argument]:
     return [each for each in app.assemble_argument_collection(parse_docstring=True) if each.show]
 
 
-def printed(page: str, capsys: pytest.CaptureFixture[str]) -> str:
+@cache
+def printed(page: str) -> str:
+    """A page as a terminal of 80 columns shows it."""
     program, _ = PAGES[page]
     verb = page.removeprefix(program.name).split()
-    assert program.main([*verb, "--help"]) == 0
-    return capsys.readouterr().out
+    with pytest.MonkeyPatch.context() as patched, redirect_stdout(io.StringIO()) as out:
+        patched.setenv("COLUMNS", "80")
+        assert program.main([*verb, "--help"]) == 0
+    return out.getvalue()
 
 
 def test_the_pages_are_those_of_all_verbs():
@@ -73,11 +81,8 @@ def test_integers_are_not_rounded_and_empty_paths_are_refused(page: str):
 
 
 @every_page
-def test_every_page_is_readable_at_80_columns_without_colour(
-    page: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("COLUMNS", "80")
-    lines = printed(page, capsys).splitlines()
+def test_every_page_is_readable_at_80_columns_without_colour(page: str):
+    lines = printed(page).splitlines()
 
     assert max(map(len, lines)) <= 80
     assert [line for line in lines if not line.isascii() or "\x1b" in line] == []
@@ -86,10 +91,8 @@ def test_every_page_is_readable_at_80_columns_without_colour(
 
 
 @every_page
-def test_every_page_shows_what_the_verb_does_and_its_options(
-    page: str, capsys: pytest.CaptureFixture[str]
-):
-    text = printed(page, capsys)
+def test_every_page_shows_what_the_verb_does_and_its_options(page: str):
+    text = printed(page)
     _, app = PAGES[page]
 
     assert " ".join(app.help.strip().partition("\n\n")[0].split()) in " ".join(text.split())
