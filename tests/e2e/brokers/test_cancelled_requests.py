@@ -23,7 +23,7 @@ from shared.contracts.base import Decoder, encode, tag_of
 from shared.contracts.control import RequestCancel, StoredCancel
 from shared.contracts.requests import Reply, RequestCompleted, RequestFailed
 from tests.brokers import RabbitServer, eventually, rabbit_targets
-from tests.e2e.meshes import LLAMA, depths, kill, mesh_spec, request
+from tests.e2e.meshes import LLAMA, QUICK_START, depths, kill, mesh_spec, request
 from tests.stores import migrated_settings
 
 pytestmark = [pytest.mark.rabbitmq, pytest.mark.asyncio(loop_scope="module")]
@@ -187,7 +187,7 @@ async def test_a_new_agent_does_not_begin_what_was_cancelled_in_a_lane_before_it
     num_kept = len(rig.cancels)
     await producer.cancel(request_id)
     await rig.kept(num_kept + 1)
-    settings = {"initial_model": LLAMA, "drain_timeout_s": 5.0}
+    settings = {"initial_model": LLAMA, "drain_timeout_s": 5.0} | QUICK_START
     new = msgspec.structs.replace(
         rig.mesh.spec, agents=(AgentSpec(instance_id="new", settings=settings),)
     )

@@ -3,11 +3,11 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -23,6 +23,8 @@ from shared.models.tiny import make_tiny_models
 from shared.runtime.health import serve_http
 from tests.clients.coding_agents import CODING_AGENTS, SESSION_FIELDS
 from tests.queued import MODEL
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SERVED = ModelName("m")
 SILENCE_S = 0.6
@@ -106,11 +108,12 @@ async def commented(events: list[dict[str, Any]]) -> AsyncIterator[bytes]:
     yield b": after the end\n\n"
 
 
-@pytest.fixture
-async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def http(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[httpx.AsyncClient]:
     """Client of a mesh with the light front, a simulated engine and an attached server."""
-    port, registry = free_port(), tmp_path / "registry.json"
-    own = ModelRegistry.load(make_tiny_models(tmp_path / "models", weights=False)).entry(MODEL)
+    directory = tmp_path_factory.mktemp("mesh")
+    port, registry = free_port(), directory / "registry.json"
+    own = ModelRegistry.load(make_tiny_models(directory / "models", weights=False)).entry(MODEL)
     write_registry(registry, [own, ModelEntry(name=SERVED, takes="bodies", max_model_len=512)])
     server = Starlette(
         routes=[
@@ -121,7 +124,14 @@ async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     )
     remote = {"url": f"http://127.0.0.1:{port}", "silence_timeout_s": SILENCE_S}
     agents = (
-        AgentSpec(instance_id="own", settings={"models": [MODEL], "initial_model": MODEL}),
+        AgentSpec(
+            instance_id="own",
+            settings={
+                "models": [MODEL],
+                "initial_model": MODEL,
+                "engine": {"simulated": {"cold_activation_s": 0.1}},
+            },
+        ),
         AgentSpec(
             instance_id="attached",
             engine="remote",
@@ -131,7 +141,7 @@ async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     spec = MeshSpec(
         broker=EMBEDDED,
         registry=registry,
-        log_dir=tmp_path / "log",
+        log_dir=directory / "log",
         gateway_port=free_port(),
         agents=agents,
         planner={"leader": {"settle_s": 0.5, "plan_period_s": 0.1}},

@@ -52,7 +52,7 @@ def spec(directory: Path, *agents: AgentSpec) -> MeshSpec:
 AGENT = AgentSpec(
     instance_id="a",
     settings={
-        "engine": {"simulated": {"max_running": 1}},
+        "engine": {"simulated": {"max_running": 1, "cold_activation_s": 0.1}},
         "initial_model": MODEL,
         "pull": {"window": 1},
         "drain_timeout_s": 0.1,

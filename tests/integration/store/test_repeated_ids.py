@@ -129,7 +129,14 @@ async def opened(directory: Path, url: str | None) -> AsyncIterator[Rig]:
         log_dir=directory / "log",
         gateway_port=free_port(),
         agents=(
-            AgentSpec(instance_id="a", settings={"initial_model": MODEL, "drain_timeout_s": 0.1}),
+            AgentSpec(
+                instance_id="a",
+                settings={
+                    "initial_model": MODEL,
+                    "drain_timeout_s": 0.1,
+                    "engine": {"simulated": {"cold_activation_s": 0.1}},
+                },
+            ),
         ),
         planner=planner,
     )
