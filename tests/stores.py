@@ -48,7 +48,7 @@ async def migrated_settings(url: str | None, directory: Path) -> StoreSettings:
     """Settings of a store as `settings_of` makes them, with the current schema."""
     settings = settings_of(url, directory)
     file = place(settings).sqlite_file
-    if file is None:
+    if file is None or file.exists():
         await migrate(place(settings))
     elif not _migrated_files:
         await migrate(place(settings))

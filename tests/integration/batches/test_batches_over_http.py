@@ -37,7 +37,11 @@ async def opened_mesh(directory: Path, **batches: Any) -> AsyncIterator[str]:
         log_dir=directory / "log",
         gateway_port=free_port(),
         gateway={"store": store, "batches": {"poll_s": 0.05} | batches},
-        planner={"store": store, "leader": {"settle_s": 0.5}},
+        planner={
+            "store": store,
+            "leader": {"settle_s": 0.5},
+            "grouper": {"unknown_model_wait_s": 0.2},
+        },
         agents=(
             AgentSpec(
                 instance_id="a",

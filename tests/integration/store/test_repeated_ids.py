@@ -122,7 +122,11 @@ class Rig:
 async def opened(directory: Path, url: str | None) -> AsyncIterator[Rig]:
     settings = await migrated_settings(None, directory / "data")
     impatient = msgspec.structs.replace(settings, timeout_s=1.0)
-    planner = {"store": msgspec.to_builtins(impatient), "leader": {"settle_s": 0.5}}
+    planner = {
+        "store": msgspec.to_builtins(impatient),
+        "leader": {"settle_s": 0.5},
+        "grouper": {"unknown_model_wait_s": 0.2},
+    }
     spec = MeshSpec(
         broker=EMBEDDED,
         registry=make_tiny_models(directory / "models", weights=False),
