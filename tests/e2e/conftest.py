@@ -22,7 +22,12 @@ async def mesh(
 ) -> AsyncIterator[ProcessMesh]:
     """A mesh of processes with simulated engines, on its own RabbitMQ virtual host."""
     with rabbit_servers(rabbit_targets()[0]).fresh_url() as url:
-        spec = mesh_spec(url, tmp_path_factory.mktemp("mesh"), gateway=GATEWAY)
+        spec = mesh_spec(
+            url,
+            tmp_path_factory.mktemp("mesh"),
+            gateway=GATEWAY,
+            planner={"grouper": {"unknown_model_wait_s": 0.2}},
+        )
         async with ProcessMesh(spec) as running:
             yield running
 
