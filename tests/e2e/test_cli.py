@@ -121,8 +121,10 @@ async def test_top_shows_every_instance(mesh: ProcessMesh) -> None:
 
 
 async def test_snapshot_shows_one_instance(mesh: ProcessMesh) -> None:
-    ran = await snapshot_of_a0(mesh)
-    absent = await run(mesh, "agent", "snapshot", "--set", "instance_id=absent", "--json")
+    ran, absent = await asyncio.gather(
+        snapshot_of_a0(mesh),
+        run(mesh, "agent", "snapshot", "--set", "instance_id=absent", "--json"),
+    )
 
     assert ran.json["instance_id"] == "a0"
     assert absent.code == 1
