@@ -62,7 +62,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def certificates_read_once() -> Iterator[None]:
-    """Give all clients of httpx one set of certificates: each would read the system's anew."""
+    """Give all clients of httpx one set of certificates: each would read the system's again."""
     read = functools.cache(httpx.create_ssl_context)
     with pytest.MonkeyPatch.context() as patched:
         # White box: neither httpx nor clients that are made of it have a setting for all.
