@@ -38,7 +38,7 @@ ADAPTER_HEADROOM = 4
 """Number of adapters that can be added to a model with adapters while its engines run."""
 
 
-class ModelEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModelEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One base model in the registry."""
 
     name: ModelName
