@@ -1,9 +1,9 @@
 """
 Sends random bodies to a mesh, and checks what the mesh answers.
 
-No body may get a status of 500 or above, no request may stay in the mesh, and the gateway's memory
-may not grow. Bodies come from the OpenAPI document of vLLM's own server. The result is appended to
-`results/fuzz.jsonl` with the commit of the code.
+No body may get a status of 500 or above but 501, no request may stay in the mesh, and the gateway's
+memory may not grow. Bodies come from the OpenAPI document of vLLM's own server. The result is
+appended to `results/fuzz.jsonl` with the commit of the code.
 """
 
 import argparse
@@ -53,7 +53,7 @@ MOST_GROWTH = 1.2
 TIMEOUT_S = 60.0
 IN_FLIGHT = 16
 SOFT = (
-    *("headway.leader", "headway.estimator", "headway.work-queues"),
+    *("headway.leader", "headway.estimator", "headway.work-queues", "headway.cancels"),
     *("headway.dead-letters", "headway.dead-letter-replies"),
 )
 """Queues without open requests; dead letters are copies of requests that were refused."""
@@ -89,7 +89,11 @@ async def fuzz(spec: MeshSpec, bodies: Iterator[tuple[str, Body]], number: int) 
                 except httpx.HTTPError as error:
                     status, text = 599, repr(error)
             found.statuses[status] += 1
-            if status >= httpx.codes.INTERNAL_SERVER_ERROR:
+            # 501: the body asks for a store, which this mesh does not have.
+            if (
+                status >= httpx.codes.INTERNAL_SERVER_ERROR
+                and status != httpx.codes.NOT_IMPLEMENTED
+            ):
                 found.failures.append({"route": route, "body": body, "answer": text[:500]})
 
         gateway = psutil.Process(mesh.processes["gateway"].pid)
