@@ -9,6 +9,7 @@ import numpy as np
 from shared.contracts.base import InstanceId, ModelName, Seconds
 from shared.contracts.plans import LaneForecast
 from solver.planning.forecast import lane_forecasts
+from solver.planning.generator import generate, kept_order
 from solver.planning.problem.grouping import GroupId
 from solver.planning.problem.objective import alarms, late_probability, plan_cost
 from solver.planning.problem.problem import Objective, PlanCost, PlanningProblem, QueueOrder
@@ -121,9 +122,6 @@ def review(
         basis: Inputs of the last plan; none before the first plan.
         clock: CPU or wall time; only differences count.
     """
-    # Only here, since numba takes a second: leaders have the types of reviews, workers make them.
-    from solver.planning.generator import generate, kept_order  # noqa: PLC0415
-
     problem = planning_problem(
         snapshot, importance_weight=options.importance_weight, objective=options.objective
     )

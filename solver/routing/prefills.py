@@ -13,7 +13,7 @@ from solver.prediction.calibration.buckets import bucket_of
 from solver.prediction.calibration.coverage import CoverageMonitor
 from solver.prediction.calibration.prefill_calibration import BucketedCalibration
 from solver.prediction.prefill.features import RequestFeatures, feature_matrix
-from solver.prediction.prefill.prediction import Prediction
+from solver.prediction.prefill.quantile_trees import Prediction
 from solver.routing.admission_queue import Assignment
 from solver.routing.request import Candidate, PrefillEstimate, RoutedRequest
 

@@ -32,6 +32,7 @@ from shared.contracts.telemetry import InstanceStatus, RequestObserved
 from shared.runtime.clock import Clock
 from shared.runtime.stall_detector import StallDetector
 from solver.prediction.prefill.latency_prefills import LatencyPrefills
+from solver.prediction.prefill.quantile_trees import decode
 from solver.routing.device_prefills import LEVELS
 from solver.routing.options import VARIANTS, Prediction
 from solver.routing.prefix_hashes import prefix_hashes
@@ -67,10 +68,6 @@ class Routing:
     def __init__(
         self, *, broker: Broker, settings: RoutingSettings, clock: Clock, sender: str
     ) -> None:
-        # Loads numba, which groupers need only for this.
-        from solver.prediction.prefill.quantile_trees import decode  # noqa: PLC0415
-
-        self._decoded = decode
         self._broker = broker
         self._settings = settings
         self._options = VARIANTS[settings.policy]
@@ -209,7 +206,7 @@ class Routing:
             return
         version = f"trees v{message.version} {key}"
         try:
-            model.router.prefills.use(key, self._decoded(bytes(message.trees)), version)
+            model.router.prefills.use(key, decode(bytes(message.trees)), version)
         except (SchemaMismatchError, ContractError, ValueError) as error:
             log.warning(
                 "trees.refused", model=message.model, version=message.version, error=str(error)

@@ -12,7 +12,7 @@ from shared.contracts.routing import CalibrationSnapshot, Residual
 from solver.prediction.calibration.buckets import Bucket
 from solver.prediction.calibration.pace import Pace
 from solver.prediction.calibration.residuals import Residuals
-from solver.prediction.prefill.prediction import Prediction
+from solver.prediction.prefill.quantile_trees import Prediction
 
 SNAPSHOT_VERSION = 1
 """Version of snapshots, increased when the meaning of buckets or scores changes."""

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from shared.contracts.estimates import LatencyCoefficients
 from solver.prediction.latency.latency_model import predict_s
 from solver.prediction.prefill.features import CACHED_COLUMN, PROMPT_COLUMN, RUNNING_COLUMN
-from solver.prediction.prefill.prediction import Prediction
+from solver.prediction.prefill.quantile_trees import Prediction
 
 PRIOR = LatencyCoefficients(constant_s=0.01, linear_s=1e-4)
 """

@@ -1,6 +1,7 @@
 """Quantiles and mean of prefill times, from trees that a router evaluates for each request."""
 
-from typing import Any, get_args
+from dataclasses import dataclass
+from typing import Any, Self, get_args
 
 import msgspec
 import numpy as np
@@ -8,7 +9,6 @@ from numpy.typing import NDArray
 
 from shared.contracts.errors import ContractError, SchemaMismatchError
 from solver.prediction.prefill.features import FEATURES, SCHEMA_VERSION
-from solver.prediction.prefill.prediction import Prediction
 from solver.prediction.prefill.tree_walk import (
     NUM_SCALE_TERMS,
     Floats,
@@ -16,6 +16,21 @@ from solver.prediction.prefill.tree_walk import (
     prefill_times,
     walk,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Predicted prefill times of one request at several candidate instances."""
+
+    quantiles_s: NDArray[np.float64]
+    """Quantiles of the prefill time, float64[num_candidates, num_levels]; no row decreases."""
+    mean_s: NDArray[np.float64]
+    """Mean prefill times in seconds, float64[num_candidates]."""
+
+    def of(self, candidate: int) -> Self:
+        """The prediction for one candidate, as a prediction with one row."""
+        rows = slice(candidate, candidate + 1)
+        return type(self)(self.quantiles_s[rows], self.mean_s[rows])
 
 
 class QuantileTrees(msgspec.Struct, frozen=True, kw_only=True, eq=False):

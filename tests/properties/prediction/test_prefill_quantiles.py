@@ -11,9 +11,8 @@ from solver.prediction.calibration.coverage import ALL, CoverageMonitor
 from solver.prediction.calibration.prefill_calibration import BucketedCalibration
 from solver.prediction.calibration.residuals import Residuals
 from solver.prediction.prefill.features import FEATURES
-from solver.prediction.prefill.prediction import Prediction
 from solver.prediction.prefill.quantile_fit import fit_quantile_trees
-from solver.prediction.prefill.quantile_trees import QuantileTrees
+from solver.prediction.prefill.quantile_trees import Prediction, QuantileTrees
 from tests.prefill_times import NOMINAL, matrix_of, requests_of, times_of
 
 LEVELS = (0.5, 0.9, 0.95)

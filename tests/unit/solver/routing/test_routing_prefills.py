@@ -10,9 +10,8 @@ from shared.contracts.base import InstanceId, RequestId, TenantId
 from shared.contracts.qos import Slo
 from solver.prediction.calibration.coverage import CoverageMonitor
 from solver.prediction.calibration.prefill_calibration import BucketedCalibration
-from solver.prediction.prefill.prediction import Prediction
 from solver.prediction.prefill.quantile_fit import fit_quantile_trees
-from solver.prediction.prefill.quantile_trees import QuantileTrees
+from solver.prediction.prefill.quantile_trees import Prediction, QuantileTrees
 from solver.routing.admission_queue import Assignment
 from solver.routing.prefills import MOST_S, CalibratedPrefills
 from solver.routing.request import Candidate, RoutedRequest

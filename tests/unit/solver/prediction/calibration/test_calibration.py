@@ -11,7 +11,7 @@ from shared.contracts.errors import ContractError, SchemaMismatchError
 from shared.contracts.routing import CalibrationSnapshot
 from solver.prediction.calibration.buckets import Bucket
 from solver.prediction.calibration.prefill_calibration import BucketedCalibration
-from solver.prediction.prefill.prediction import Prediction
+from solver.prediction.prefill.quantile_trees import Prediction
 
 LEVELS = (0.5, 0.9)
 SHORT, LONG = Bucket(0, 0, 0), Bucket(3, 0, 0)
