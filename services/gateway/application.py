@@ -1,6 +1,7 @@
 """The HTTP application of a gateway."""
 
 from collections.abc import Mapping
+from functools import cache
 from http import HTTPStatus
 
 import msgspec
@@ -47,7 +48,7 @@ def application_of(gateway: Gateway, health: Health) -> Starlette:
     door = Door(gateway)
 
     async def openapi(_request: Request) -> Response:
-        return Response(msgspec.json.encode(openapi_document(ROUTES)), media_type=JSON)
+        return Response(_document(), media_type=JSON)
 
     def authenticate(request: Request) -> None:
         headers = dict(request.headers)
@@ -93,6 +94,12 @@ def application_of(gateway: Gateway, health: Health) -> Starlette:
         ],
         exception_handlers={MeshError: _on_mesh_error, HTTPException: _on_http_error},
     )
+
+
+@cache
+def _document() -> bytes:
+    """The OpenAPI document, which anyone may ask for again and again."""
+    return msgspec.json.encode(openapi_document(ROUTES))
 
 
 async def _on_mesh_error(_request: Request, error: Exception) -> Response:
